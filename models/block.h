@@ -1,0 +1,33 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace meshnet {
+
+/// One sequence's rows in a packed batch.
+struct Sequence {
+  int64_t first_row = 0;
+  int64_t rows = 0;
+  int64_t position = 0;  ///< absolute position of its first row; travels with the request, never
+                         ///< inferred from state
+};
+
+/// What all layers of one step share. One sequence is the batch of one, not another code path.
+struct Step {
+  std::vector<Sequence> sequences;
+  at::Tensor cos;  ///< [tokens, head_dim], compute dtype
+  at::Tensor sin;  ///< [tokens, head_dim], compute dtype
+};
+
+/// One decoder layer. The model folder's only virtual interface.
+class Block {
+ public:
+  virtual ~Block() = default;
+  /// hidden_states [tokens, hidden_size] → the same shape, residuals added.
+  virtual at::Tensor forward(const at::Tensor& hidden_states, const Step& step) const = 0;
+};
+
+}  // namespace meshnet

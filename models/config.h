@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+namespace meshnet {
+
+/// rope_parameters of config.json (transformers 5), or rope_theta and rope_scaling (transformers
+/// 4).
+struct RopeParameters {
+  std::string rope_type = "default";  ///< "default" or "llama3"
+  double rope_theta = 10000.0;
+  double factor = 1.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int64_t original_max_position_embeddings = 0;
+};
+
+/// The fields of config.json that every architecture has, spelled as in Hugging Face. An
+/// architecture reads its own extras from `raw`.
+struct ModelConfig {
+  std::string model_type;   ///< "llama", ...
+  std::string torch_dtype;  ///< "bfloat16", ...: what the checkpoint is stored in ("dtype" or
+                            ///< "torch_dtype")
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;
+  int64_t num_hidden_layers = 0;
+  int64_t num_attention_heads = 0;
+  int64_t num_key_value_heads = 0;
+  int64_t head_dim = 0;  ///< hidden_size / num_attention_heads where the file does not say
+  int64_t max_position_embeddings = 0;
+  double rms_norm_eps = 0.0;
+  bool tie_word_embeddings = false;
+  RopeParameters rope_parameters;
+  std::vector<int64_t> eos_token_id;
+  std::shared_ptr<const nlohmann::json>
+      raw;  ///< the whole file (its text_config, where there is one)
+};
+
+/// Reads DIR/config.json. Throws std::runtime_error naming file, key, expected and got; lists the
+/// supported architectures for an unknown model_type.
+ModelConfig read_config(const std::filesystem::path& model_dir);
+
+/// 16 hex digits over the parsed values that decide the arithmetic, not over file bytes: nodes may
+/// hold only their own weight files, and one model is written differently by different tool
+/// versions.
+std::string fingerprint(const ModelConfig& config);
+
+}  // namespace meshnet

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "net/http_server.h"
+
+namespace meshnet {
+
+/// (method, path) → handler. A path may end in "/{id}"; handlers read the id with last_segment().
+/// Query strings are ignored.
+class Router {
+ public:
+  void add(http::verb method, std::string path, Handler handler);
+  /// The handler of this request; throws HttpError 404 (unknown path) or 405 (known path, other
+  /// method; names the allowed).
+  const Handler& match(const HttpRequest& request) const;
+
+ private:
+  struct Route {
+    http::verb method;
+    std::string path;
+    Handler handler;
+  };
+  std::vector<Route> routes_;
+};
+
+/// Percent-decoded last path segment: "s1" of "/sessions/s1?x=1".
+std::string last_segment(std::string_view target);
+
+}  // namespace meshnet
