@@ -10,9 +10,9 @@
 namespace meshnet {
 
 /// rope_parameters of config.json (transformers 5), or rope_theta and rope_scaling (transformers
-/// 4).
+/// 4). Fields that the rope_type does not use keep their defaults, whatever the file says.
 struct RopeParameters {
-  std::string rope_type = "default";  ///< "default" or "llama3"
+  std::string rope_type = "default";  ///< "default", "linear" or "llama3"
   double rope_theta = 10000.0;
   double factor = 1.0;
   double low_freq_factor = 1.0;
@@ -23,32 +23,33 @@ struct RopeParameters {
 /// The fields of config.json that every architecture has, spelled as in Hugging Face. An
 /// architecture reads its own extras from `raw`.
 struct ModelConfig {
-  std::string model_type;   ///< "llama", ...
-  std::string torch_dtype;  ///< "bfloat16", ...: what the checkpoint is stored in ("dtype" or
-                            ///< "torch_dtype")
+  std::filesystem::path path;  ///< of config.json, for messages
+  std::string model_type;      ///< "llama", ...
+  std::string torch_dtype;     ///< what the checkpoint is stored in ("dtype" or "torch_dtype"):
+                               ///< "float32" (also where the file does not say), "bfloat16" or
+                               ///< "float16"
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
   int64_t intermediate_size = 0;
   int64_t num_hidden_layers = 0;
   int64_t num_attention_heads = 0;
-  int64_t num_key_value_heads = 0;
+  int64_t num_key_value_heads = 0;  ///< num_attention_heads where the file does not say
   int64_t head_dim = 0;  ///< hidden_size / num_attention_heads where the file does not say
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 0.0;
   bool tie_word_embeddings = false;
   RopeParameters rope_parameters;
   std::vector<int64_t> eos_token_id;
-  std::shared_ptr<const nlohmann::json>
-      raw;  ///< the whole file (its text_config, where there is one)
+  std::shared_ptr<const nlohmann::json> raw;  ///< the whole file
 };
 
 /// Reads DIR/config.json. Throws std::runtime_error naming file, key, expected and got; lists the
-/// supported architectures for an unknown model_type.
+/// supported architectures for an unknown model_type; names the method of a quantised checkpoint.
 ModelConfig read_config(const std::filesystem::path& model_dir);
 
 /// 16 hex digits over the parsed values that decide the arithmetic, not over file bytes: nodes may
 /// hold only their own weight files, and one model is written differently by different tool
-/// versions.
+/// versions. Neither dtype nor the length limit is in it.
 std::string fingerprint(const ModelConfig& config);
 
 }  // namespace meshnet

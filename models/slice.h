@@ -16,7 +16,7 @@ namespace meshnet {
 /// Layers [first, last) of a model, with the embedding where layer 0 is owned and the final norm
 /// and lm_head where the last layer is. Constructing is loading. Layer numbers are absolute; the
 /// subtraction of `first` happens in block() alone. Calls must come from one thread at a time,
-/// under at::NoGradGuard or c10::InferenceMode.
+/// under c10::InferenceMode: nothing here thinks of gradients.
 class ModelSlice {
  public:
   /// Loads only the slice's own tensors. Throws std::runtime_error naming a missing, extra or

@@ -59,8 +59,9 @@ class HttpServer {
   ~HttpServer();
 
   tcp::endpoint local_endpoint() const;  ///< the real port when 0 was asked for
-  /// Stops accepting, lets requests in progress end within the grace period, then closes them. Idle
-  /// connections close at once.
+  /// Stops accepting, lets requests in progress end within the grace period, then cancels their
+  /// handlers and closes them. Idle connections close at once. Returns when the last handler has
+  /// ended: what handlers use may be destroyed then.
   Awaitable<void> stop();
 
  private:

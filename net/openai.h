@@ -16,7 +16,7 @@ namespace meshnet {
 struct SamplingRequest {
   std::optional<double> temperature;
   std::optional<double> top_p;
-  std::optional<int64_t> top_k;
+  std::optional<int64_t> top_k;  ///< 0 = off (-1 is read as 0)
   std::optional<uint64_t> seed;
 };
 

@@ -1,0 +1,213 @@
+#include "models/config.h"
+
+#include <array>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "models/json_reader.h"
+#include "models/log.h"
+#include "models/registry.h"
+
+namespace meshnet {
+namespace {
+
+// Far above any model, low enough that the product of three of them fits an int64.
+constexpr int64_t kMaxSize = int64_t{1} << 20;
+constexpr int64_t kMaxVocab = int64_t{1} << 24;
+constexpr int64_t kMaxPositions = int64_t{1} << 31;
+
+/// The value as float32 arithmetic sees it, in as many digits as tell it from its neighbours.
+std::string as_float(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.9g", static_cast<double>(static_cast<float>(value)));
+  return text.data();
+}
+
+nlohmann::json parse_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    throw std::runtime_error(path.string() +
+                             ": cannot be read; `model` must be a Hugging Face directory "
+                             "(config.json, *.safetensors, tokenizer.json)");
+  }
+  const std::string text((std::istreambuf_iterator<char>(file)), {});
+  try {
+    return nlohmann::json::parse(text);
+  } catch (const nlohmann::json::parse_error& error) {
+    throw std::runtime_error(path.string() + ": not JSON: " + error.what());
+  }
+}
+
+void refuse_quantized(const JsonReader& file) {
+  const auto quantization = file.object("quantization_config");
+  if (!quantization) return;
+  throw std::runtime_error(
+      file.where() + ": quantization_config: method \"" +
+      quantization->string_or("quant_method", "(unnamed)") +
+      "\" is not supported; use a checkpoint with float32, bfloat16 or float16 weights");
+}
+
+std::string read_dtype(const JsonReader& file) {
+  const std::string key = file.has("dtype") ? "dtype" : "torch_dtype";
+  const std::string dtype = file.string_or(key, "float32");
+  if (dtype != "float32" && dtype != "bfloat16" && dtype != "float16") {
+    file.fail(key, "float32, bfloat16 or float16");
+  }
+  return dtype;
+}
+
+/// The object with the rope values: rope_parameters, or its older name rope_scaling.
+std::optional<JsonReader> find_rope_object(const JsonReader& file) {
+  const auto parameters = file.object("rope_parameters");
+  const auto scaling = file.object("rope_scaling");
+  if (!parameters) return scaling;
+  if (scaling && scaling->value() != parameters->value()) {
+    throw std::runtime_error(file.where() +
+                             ": rope_parameters and rope_scaling are both given and differ: "
+                             "keep one of them");
+  }
+  for (const auto& [key, value] : parameters->value().items()) {
+    if (value.is_object()) {
+      throw std::runtime_error(parameters->where() + ": " + key +
+                               ": parameters per layer type are not supported");
+    }
+  }
+  return parameters;
+}
+
+double read_rope_theta(const JsonReader& file, const std::optional<JsonReader>& nested) {
+  const double top_level = file.positive_or("rope_theta", RopeParameters{}.rope_theta);
+  if (!nested || !nested->has("rope_theta")) return top_level;
+  const double theta = nested->positive("rope_theta");
+  if (file.has("rope_theta") && theta != top_level) {
+    log_warning(file.where() + ": rope_theta is " + as_float(top_level) + " at top level but " +
+                as_float(theta) + " inside rope_parameters: the one inside is used");
+  }
+  return theta;
+}
+
+RopeParameters read_rope_parameters(const JsonReader& file, int64_t max_position_embeddings) {
+  const auto nested = find_rope_object(file);
+  RopeParameters rope;
+  rope.rope_theta = read_rope_theta(file, nested);
+  for (const JsonReader& reader : {file, nested.value_or(file)}) {
+    if (reader.positive_or("partial_rotary_factor", 1.0) != 1.0) {
+      reader.fail("partial_rotary_factor", "1.0 (partial rotary is not supported)");
+    }
+  }
+  if (!nested) return rope;
+
+  const std::string key = nested->has("rope_type") ? "rope_type" : "type";
+  rope.rope_type = nested->string_or(key, rope.rope_type);
+  if (rope.rope_type == "default") return rope;
+  if (rope.rope_type != "linear" && rope.rope_type != "llama3") {
+    nested->fail(key, "default, linear or llama3 (no other rope type is supported)");
+  }
+  rope.factor = nested->positive("factor");
+  if (rope.rope_type == "linear") return rope;
+
+  rope.low_freq_factor = nested->positive("low_freq_factor");
+  rope.high_freq_factor = nested->positive("high_freq_factor");
+  if (rope.high_freq_factor <= rope.low_freq_factor) {
+    nested->fail("high_freq_factor", "a number above low_freq_factor");
+  }
+  rope.original_max_position_embeddings = nested->integer_or(
+      "original_max_position_embeddings", max_position_embeddings, 1, kMaxPositions);
+  return rope;
+}
+
+std::vector<int64_t> read_eos_token_id(const JsonReader& file, int64_t vocab_size) {
+  const std::string key = "eos_token_id";
+  if (!file.has(key)) return {};
+  const nlohmann::json& value = file.value().at(key);
+  if (!value.is_array()) return {file.integer(key, 0, vocab_size - 1)};
+  std::vector<int64_t> ids;
+  for (const auto& id : value) {
+    if (!id.is_number_unsigned() || id.get<uint64_t>() >= static_cast<uint64_t>(vocab_size)) {
+      file.fail(key, "token ids below vocab_size " + std::to_string(vocab_size));
+    }
+    ids.push_back(id.get<int64_t>());
+  }
+  return ids;
+}
+
+void read_heads(const JsonReader& file, ModelConfig& config) {
+  config.num_attention_heads = file.integer("num_attention_heads", 1, kMaxSize);
+  config.num_key_value_heads =
+      file.integer_or("num_key_value_heads", config.num_attention_heads, 1, kMaxSize);
+  if (config.num_attention_heads % config.num_key_value_heads != 0) {
+    file.fail("num_key_value_heads",
+              "a divisor of num_attention_heads " + std::to_string(config.num_attention_heads));
+  }
+  if (!file.has("head_dim") && config.hidden_size % config.num_attention_heads != 0) {
+    file.fail("num_attention_heads",
+              "a divisor of hidden_size " + std::to_string(config.hidden_size) +
+                  ", since head_dim is not given");
+  }
+  config.head_dim =
+      file.integer_or("head_dim", config.hidden_size / config.num_attention_heads, 1, kMaxSize);
+  if (config.head_dim % 2 != 0) file.fail("head_dim", "an even number (rotary embedding)");
+}
+
+}  // namespace
+
+ModelConfig read_config(const std::filesystem::path& model_dir) {
+  ModelConfig config;
+  config.path = model_dir / "config.json";
+  config.raw = std::make_shared<const nlohmann::json>(parse_file(config.path));
+  const JsonReader file(*config.raw, config.path.string());
+
+  config.model_type = file.string("model_type");
+  if (!find_architecture(config.model_type)) {
+    file.fail("model_type", "one of those supported: " + supported_architectures());
+  }
+  refuse_quantized(file);
+  config.torch_dtype = read_dtype(file);
+  config.vocab_size = file.integer("vocab_size", 1, kMaxVocab);
+  config.hidden_size = file.integer("hidden_size", 1, kMaxSize);
+  config.intermediate_size = file.integer("intermediate_size", 1, kMaxSize);
+  config.num_hidden_layers = file.integer("num_hidden_layers", 1, kMaxSize);
+  read_heads(file, config);
+  config.max_position_embeddings = file.integer("max_position_embeddings", 1, kMaxPositions);
+  config.rms_norm_eps = file.positive("rms_norm_eps");
+  config.tie_word_embeddings = file.boolean_or("tie_word_embeddings", false);
+  config.rope_parameters = read_rope_parameters(file, config.max_position_embeddings);
+  config.eos_token_id = read_eos_token_id(file, config.vocab_size);
+  find_architecture(config.model_type)->extras(config);  // so that a bad extra fails here already
+  return config;
+}
+
+std::string fingerprint(const ModelConfig& config) {
+  // Floating-point values count as float32: that is what the arithmetic sees, and tools write the
+  // same epsilon as 1e-05 or 9.999999747378752e-06.
+  const RopeParameters& rope = config.rope_parameters;
+  const nlohmann::json values{
+      {"model_type", config.model_type},
+      {"vocab_size", config.vocab_size},
+      {"hidden_size", config.hidden_size},
+      {"intermediate_size", config.intermediate_size},
+      {"num_hidden_layers", config.num_hidden_layers},
+      {"num_attention_heads", config.num_attention_heads},
+      {"num_key_value_heads", config.num_key_value_heads},
+      {"head_dim", config.head_dim},
+      {"rms_norm_eps", as_float(config.rms_norm_eps)},
+      {"tie_word_embeddings", config.tie_word_embeddings},
+      {"rope_type", rope.rope_type},
+      {"rope_theta", as_float(rope.rope_theta)},
+      {"factor", as_float(rope.factor)},
+      {"low_freq_factor", as_float(rope.low_freq_factor)},
+      {"high_freq_factor", as_float(rope.high_freq_factor)},
+      {"original_max_position_embeddings", rope.original_max_position_embeddings},
+      {"extras", find_architecture(config.model_type)->extras(config)}};
+  uint64_t hash = 0xcbf29ce484222325U;  // FNV-1a; dump() sorts the keys
+  for (const char c : values.dump()) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  }
+  std::array<char, 17> text{};
+  std::snprintf(text.data(), text.size(), "%016llx", static_cast<unsigned long long>(hash));
+  return text.data();
+}
+
+}  // namespace meshnet

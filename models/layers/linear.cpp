@@ -1,0 +1,32 @@
+#include "models/layers/linear.h"
+
+#include <ATen/ops/linear.h>
+
+#include <string>
+
+#include "models/weights.h"
+
+namespace meshnet {
+
+at::Tensor Linear::forward(const at::Tensor& x) const { return at::linear(x, weight, bias); }
+
+Linear load_linear(const Weights& weights,
+                   int64_t in_features,
+                   const std::vector<Projection>& projections,
+                   bool bias) {
+  int64_t out_features = 0;
+  for (const Projection& projection : projections) out_features += projection.out_features;
+
+  Linear linear;
+  linear.weight = weights.empty({out_features, in_features});
+  if (bias) linear.bias = weights.empty({out_features});
+  int64_t first = 0;
+  for (const auto& [name, rows] : projections) {
+    weights.load(std::string(name) + ".weight", linear.weight.narrow(0, first, rows));
+    if (bias) weights.load(std::string(name) + ".bias", linear.bias.narrow(0, first, rows));
+    first += rows;
+  }
+  return linear;
+}
+
+}  // namespace meshnet

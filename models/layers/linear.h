@@ -1,0 +1,34 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+#include <vector>
+
+namespace meshnet {
+
+class Weights;
+
+/// A matrix product, perhaps several of the checkpoint's in one: q_proj, k_proj and v_proj read
+/// their input once.
+struct Linear {
+  at::Tensor weight;  ///< [out_features, in_features]
+  at::Tensor bias;    ///< [out_features]; undefined = none
+
+  /// x [tokens, in_features] → [tokens, out_features]
+  at::Tensor forward(const at::Tensor& x) const;
+};
+
+/// One of the checkpoint's own projections: rows of the output, in order.
+struct Projection {
+  std::string_view name;
+  int64_t out_features;
+};
+
+/// Loads NAME.weight (and NAME.bias) of each projection straight into its part of the whole.
+Linear load_linear(const Weights& weights,
+                   int64_t in_features,
+                   const std::vector<Projection>& projections,
+                   bool bias);
+
+}  // namespace meshnet

@@ -1,0 +1,41 @@
+#include "models/ops.h"
+
+#include <ATen/ATen.h>
+
+#include <optional>
+
+namespace meshnet {
+
+at::Tensor rms_norm(const at::Tensor& hidden_states, const at::Tensor& weight, double eps) {
+  // at::rms_norm with the weight would round once, at the end; Hugging Face rounds before × weight.
+  // Without it, at::rms_norm is bit-equal to their five operations and one pass over memory.
+  return at::rms_norm(hidden_states, weight.sizes(), {}, eps) * weight;
+}
+
+at::Tensor causal_attention(const at::Tensor& query,
+                            const at::Tensor& key,
+                            const at::Tensor& value,
+                            double scaling) {
+  const int64_t rows = query.size(0);
+  const int64_t past = key.size(0) - rows;
+  // LibTorch's is_causal counts from the top left, which is wrong as soon as there is a past.
+  std::optional<at::Tensor> mask;  // [rows, past + rows], true = seen
+  if (past > 0 && rows > 1) {
+    mask = at::ones({rows, past + rows}, query.options().dtype(at::kBool)).tril(past);
+  }
+  const auto as_batch = [](const at::Tensor& states) {
+    return states.transpose(0, 1).unsqueeze(0);
+  };
+  const at::Tensor attn_output =  // [1, num_attention_heads, rows, head_dim]
+      at::scaled_dot_product_attention(as_batch(query),
+                                       as_batch(key),
+                                       as_batch(value),
+                                       mask,
+                                       /*dropout_p=*/0.0,
+                                       /*is_causal=*/past == 0 && rows > 1,
+                                       scaling,
+                                       /*enable_gqa=*/query.size(1) != key.size(1));
+  return attn_output.squeeze(0).transpose(0, 1).reshape({rows, -1});
+}
+
+}  // namespace meshnet

@@ -1,0 +1,31 @@
+#include "models/registry.h"
+
+#include <array>
+
+namespace meshnet {
+
+extern const Architecture kLlama;  // arch/llama.cpp
+
+namespace {
+
+constexpr std::array kArchitectures{&kLlama};
+
+}  // namespace
+
+const Architecture* find_architecture(std::string_view model_type) {
+  for (const Architecture* architecture : kArchitectures) {
+    if (architecture->model_type == model_type) return architecture;
+  }
+  return nullptr;
+}
+
+std::string supported_architectures() {
+  std::string names;
+  for (const Architecture* architecture : kArchitectures) {
+    if (!names.empty()) names += ", ";
+    names += architecture->model_type;
+  }
+  return names;
+}
+
+}  // namespace meshnet

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+#include "models/block.h"
+#include "models/config.h"
+
+namespace meshnet {
+
+class Weights;
+
+/// What one file of arch/ has to offer.
+struct Architecture {
+  std::string_view model_type;
+  /// What its block reads beyond ModelConfig, checked and with defaults filled in: part of the
+  /// model's fingerprint. Throws std::runtime_error naming file, key, expected and got.
+  nlohmann::json (*extras)(const ModelConfig& config);
+  /// Loads one decoder layer; `weights` stands at its prefix. `layer` is absolute.
+  std::unique_ptr<Block> (*make_block)(const ModelConfig& config,
+                                       const Weights& weights,
+                                       int64_t layer);
+};
+
+/// The entry of the table for a config's model_type; nullptr where there is none.
+const Architecture* find_architecture(std::string_view model_type);
+/// The model_types of the table, for messages: "llama, qwen2".
+std::string supported_architectures();
+
+}  // namespace meshnet

@@ -1,0 +1,197 @@
+#include "models/slice.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/StringUtil.h>
+
+#include <charconv>
+#include <optional>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "models/log.h"
+#include "models/ops.h"
+#include "models/registry.h"
+#include "models/rope.h"
+#include "models/weights.h"
+
+namespace meshnet {
+namespace {
+
+constexpr const char* kEmbedTokens = "model.embed_tokens.weight";
+constexpr const char* kNorm = "model.norm.weight";
+constexpr const char* kLmHead = "lm_head.weight";
+constexpr std::string_view kLayers = "model.layers.";
+
+std::string layer_prefix(int64_t layer) { return std::string(kLayers) + std::to_string(layer); }
+
+/// The N of "model.layers.N.*"; nothing for any other name.
+std::optional<int64_t> layer_of(std::string_view name) {
+  if (!name.starts_with(kLayers)) return std::nullopt;
+  const char* first = name.data() + kLayers.size();
+  const char* last = name.data() + name.size();
+  int64_t layer = 0;
+  const auto [end, error] = std::from_chars(first, last, layer);
+  if (error != std::errc{} || end == last || *end != '.' || layer < 0) return std::nullopt;
+  return layer;
+}
+
+/// Every tensor of an owned layer must have been used: one that was not belongs to an architecture
+/// that this is not. What belongs to no node is named in one notice.
+void check_leftovers(const Checkpoint& checkpoint,
+                     const std::set<std::string>& used,
+                     const ModelConfig& config,
+                     LayerRange layers) {
+  std::vector<std::string> ignored;
+  for (const std::string& name : checkpoint.names()) {
+    // Old checkpoints store what is computed from the configuration.
+    if (used.contains(name) || name.ends_with(".rotary_emb.inv_freq")) continue;
+    const auto layer = layer_of(name);
+    if (layer && layers.contains(*layer)) {
+      throw std::runtime_error(c10::str(config.path.parent_path().string(),
+                                        ": ",
+                                        name,
+                                        ": a ",
+                                        config.model_type,
+                                        " layer with this configuration has no such tensor"));
+    }
+    const bool of_another_node = (layer && *layer < config.num_hidden_layers) ||
+                                 name == kEmbedTokens || name == kNorm ||
+                                 (name == kLmHead && !config.tie_word_embeddings);
+    if (!of_another_node) ignored.push_back(name);
+  }
+  if (ignored.empty()) return;
+  log_notice(c10::str(config.path.parent_path().string(),
+                      ": ",
+                      ignored.size(),
+                      ignored.size() == 1 ? " tensor is" : " tensors are",
+                      " no part of the model and ignored: ",
+                      ignored.front(),
+                      ignored.size() == 1 ? "" : c10::str(" ... ", ignored.back())));
+}
+
+void check_arguments(const ModelConfig& config,
+                     LayerRange layers,
+                     at::ScalarType dtype,
+                     at::Device device) {
+  if (layers.first < 0 || layers.size() < 1 || layers.last > config.num_hidden_layers) {
+    throw std::runtime_error(c10::str(config.path.string(),
+                                      ": the model has layers 0-",
+                                      config.num_hidden_layers - 1,
+                                      ", got ",
+                                      to_string(layers)));
+  }
+  if (dtype != at::kFloat && dtype != at::kBFloat16 && dtype != at::kHalf) {
+    throw std::runtime_error(
+        c10::str("dtype: expected float32, bfloat16 or float16, got ", c10::toString(dtype)));
+  }
+  if (!device.is_cuda()) return;
+  const auto gpus = static_cast<int64_t>(at::hasCUDA() ? at::getNumGPUs() : 0);
+  if (device.index() >= gpus || gpus == 0) {
+    throw std::runtime_error(
+        c10::str("device ", device.str(), " is not there: LibTorch sees ", gpus, " GPU(s)"));
+  }
+}
+
+/// Sequences must cover rows 0 … tokens - 1, one behind the other.
+void check_sequences(const std::vector<Sequence>& sequences, int64_t tokens) {
+  int64_t next = 0;
+  for (const Sequence& sequence : sequences) {
+    if (sequence.first_row != next || sequence.rows < 1 || sequence.position < 0) {
+      throw std::invalid_argument(c10::str("sequences: expected rows from ",
+                                           next,
+                                           " on and a position, got first_row ",
+                                           sequence.first_row,
+                                           ", rows ",
+                                           sequence.rows,
+                                           ", position ",
+                                           sequence.position));
+    }
+    next += sequence.rows;
+  }
+  if (next != tokens) {
+    throw std::invalid_argument(
+        c10::str("sequences: expected ", tokens, " rows together, got ", next));
+  }
+}
+
+}  // namespace
+
+ModelSlice::ModelSlice(const std::filesystem::path& model_dir,
+                       const ModelConfig& config,
+                       LayerRange layers,
+                       at::ScalarType dtype,
+                       at::Device device)
+    : config_(config), layers_(layers) {
+  check_arguments(config, layers, dtype, device);
+  const c10::InferenceMode no_gradients;
+  const Architecture& architecture = *find_architecture(config.model_type);
+  Checkpoint checkpoint(model_dir);
+  const Weights weights(checkpoint, dtype, device);
+
+  const bool tied_last = is_last() && config.tie_word_embeddings;
+  if (is_first() || tied_last) {
+    embed_tokens_ = weights.get(kEmbedTokens, {config.vocab_size, config.hidden_size});
+  }
+  blocks_.reserve(static_cast<std::size_t>(layers.size()));
+  for (int64_t layer = layers.first; layer < layers.last; ++layer) {
+    blocks_.push_back(architecture.make_block(config, weights.at(layer_prefix(layer)), layer));
+  }
+  if (is_last()) {
+    norm_ = weights.get(kNorm, {config.hidden_size});
+    lm_head_ =
+        tied_last ? embed_tokens_ : weights.get(kLmHead, {config.vocab_size, config.hidden_size});
+  }
+  check_leftovers(checkpoint, weights.used(), config, layers);
+  inv_freq_ = rope_inv_freq(config.rope_parameters, config.head_dim).to(device);
+  nbytes_ = weights.nbytes();
+}
+
+at::Tensor ModelSlice::embed(const at::Tensor& input_ids) const {
+  if (!is_first()) throw std::logic_error("embed: this slice does not hold layer 0");
+  // On a GPU an id out of range would be an assertion that ends all work on the device.
+  if (input_ids.device().is_cpu() && input_ids.numel() > 0) {
+    const auto [least, largest] = at::aminmax(input_ids);
+    if (least.item<int64_t>() < 0 || largest.item<int64_t>() >= config_.vocab_size) {
+      throw std::out_of_range(c10::str("input_ids: expected ids from 0 to ",
+                                       config_.vocab_size - 1,
+                                       ", got ",
+                                       least.item<int64_t>(),
+                                       " to ",
+                                       largest.item<int64_t>()));
+    }
+  }
+  return at::embedding(embed_tokens_, input_ids.to(embed_tokens_.device()));
+}
+
+at::Tensor ModelSlice::forward(at::Tensor hidden_states,
+                               std::vector<Sequence> sequences,
+                               int64_t start_layer) const {
+  if (!layers_.contains(start_layer)) {
+    throw std::invalid_argument(
+        c10::str("start layer: expected one of ", to_string(layers_), ", got ", start_layer));
+  }
+  if (hidden_states.dim() != 2 || hidden_states.size(1) != config_.hidden_size) {
+    throw std::invalid_argument(c10::str("hidden_states: expected [tokens, ",
+                                         config_.hidden_size,
+                                         "], got ",
+                                         hidden_states.sizes()));
+  }
+  check_sequences(sequences, hidden_states.size(0));
+
+  auto [cos, sin] = rotary_embedding(
+      positions(sequences).to(inv_freq_.device()), inv_freq_, hidden_states.scalar_type());
+  const Step step{std::move(sequences), std::move(cos), std::move(sin)};
+  for (int64_t layer = start_layer; layer < layers_.last; ++layer) {
+    hidden_states = block(layer).forward(hidden_states, step);
+  }
+  return hidden_states;
+}
+
+at::Tensor ModelSlice::logits(const at::Tensor& hidden_states) const {
+  if (!is_last()) throw std::logic_error("logits: this slice does not hold the last layer");
+  return at::linear(rms_norm(hidden_states, norm_, config_.rms_norm_eps), lm_head_).to(at::kFloat);
+}
+
+}  // namespace meshnet

@@ -1,0 +1,26 @@
+#include "net/messages.h"
+
+namespace meshnet {
+
+std::string_view to_string(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBFloat16:
+      return "bfloat16";
+    case Dtype::kFloat16:
+      return "float16";
+    case Dtype::kFloat32:
+      return "float32";
+  }
+  return {};
+}
+
+std::optional<Dtype> parse_dtype(std::string_view name) {
+  for (Dtype dtype : {Dtype::kBFloat16, Dtype::kFloat16, Dtype::kFloat32}) {
+    if (name == to_string(dtype)) return dtype;
+  }
+  return std::nullopt;
+}
+
+std::size_t size_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+}  // namespace meshnet

@@ -1,0 +1,76 @@
+#include "net/router.h"
+
+#include <utility>
+
+#include "net/http_error.h"
+
+namespace meshnet {
+namespace {
+
+constexpr std::string_view kIdSegment = "/{id}";
+
+std::string_view path_of(std::string_view target) { return target.substr(0, target.find('?')); }
+
+bool matches(std::string_view pattern, std::string_view path) {
+  if (!pattern.ends_with(kIdSegment)) return pattern == path;
+  const std::string_view folder = pattern.substr(0, pattern.size() - kIdSegment.size() + 1);
+  return path.size() > folder.size() && path.starts_with(folder) &&
+         path.find('/', folder.size()) == std::string_view::npos;
+}
+
+int hex_digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+  return -1;
+}
+
+std::string percent_decoded(std::string_view text) {
+  std::string decoded;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      decoded += text[i];
+      continue;
+    }
+    const int high = i + 2 < text.size() ? hex_digit(text[i + 1]) : -1;
+    const int low = high >= 0 ? hex_digit(text[i + 2]) : -1;
+    if (low < 0) {
+      throw HttpError(400, kInvalidRequest, "the path has a '%' without two hex digits");
+    }
+    decoded += static_cast<char>(high * 16 + low);
+    i += 2;
+  }
+  return decoded;
+}
+
+}  // namespace
+
+void Router::add(http::verb method, std::string path, Handler handler) {
+  routes_.push_back({method, std::move(path), std::move(handler)});
+}
+
+const Handler& Router::match(const HttpRequest& request) const {
+  const std::string_view path = path_of(request.target());
+  // HEAD is a GET whose body the server leaves out.
+  const auto method = request.method() == http::verb::head ? http::verb::get : request.method();
+  std::string allowed;
+  for (const Route& route : routes_) {
+    if (!matches(route.path, path)) continue;
+    if (route.method == method) return route.handler;
+    allowed += (allowed.empty() ? "" : ", ") + std::string(http::to_string(route.method));
+  }
+  if (allowed.empty()) {
+    throw HttpError(404, "not_found", "there is no " + std::string(path) + " here");
+  }
+  throw HttpError(
+      405,
+      "method_not_allowed",
+      std::string(path) + " takes " + allowed + ", got " + std::string(request.method_string()));
+}
+
+std::string last_segment(std::string_view target) {
+  const std::string_view path = path_of(target);
+  return percent_decoded(path.substr(path.rfind('/') + 1));
+}
+
+}  // namespace meshnet

@@ -1,0 +1,197 @@
+#include "runtime/generation.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <boost/uuid/random_generator.hpp>
+#include <boost/uuid/uuid_io.hpp>
+#include <utility>
+
+#include "net/http_error.h"
+#include "runtime/meta.h"
+#include "runtime/stop_matcher.h"
+
+namespace meshnet {
+namespace {
+
+/// Misses in a row without a served decode between them that end a generation.
+constexpr int kMaxMisses = 3;
+
+/// A tail of protocol 0 takes no sampling parameters.
+void check_tail(const std::vector<Hop>& hops, const SamplingParams& sampling) {
+  const bool greedy = sampling.temperature == 0.0 || sampling.top_p == 0.0;
+  if (hops.empty() || hops.back().protocol >= 1 || greedy) return;
+  throw HttpError(400,
+                  "invalid_request_error",
+                  fmt::format("temperature: the last node of the route, {}, speaks protocol 0 and "
+                              "can only answer greedily; "
+                              "ask with temperature 0",
+                              hops.back().name));
+}
+
+}  // namespace
+
+/// One generation on one route.
+struct Generator::Session {
+  std::string id;
+  std::vector<Hop> hops;
+  std::vector<int64_t> tokens;  ///< prompt and what was generated
+  SamplingParams sampling;
+  std::string trace;
+  bool state_held = false;        ///< the route holds state for all tokens but the last
+  bool caching_disabled = false;  ///< some node keeps no state: every step is a whole prefill
+  int misses = 0;
+  std::vector<Timing> timings;  ///< sums over all steps, one entry for each part and node
+
+  void add(const std::vector<Timing>& step) {
+    for (const auto& timing : step) {
+      const auto same = std::ranges::find_if(timings, [&](const Timing& sum) {
+        return sum.part == timing.part && sum.node == timing.node;
+      });
+      if (same == timings.end()) {
+        timings.push_back(timing);
+      } else {
+        same->milliseconds += timing.milliseconds;
+      }
+    }
+  }
+};
+
+Generator::Generator(Shard& shard,
+                     Peers& peers,
+                     Pipeline& pipeline,
+                     const NodeSettings& self,
+                     std::string model_fingerprint,
+                     const Tokenizer& tokenizer,
+                     const GenerationConfig& generation_config,
+                     Metrics& metrics)
+    : shard_(shard),
+      peers_(peers),
+      pipeline_(pipeline),
+      self_(self),
+      model_fingerprint_(std::move(model_fingerprint)),
+      tokenizer_(tokenizer),
+      generation_config_(generation_config),
+      metrics_(metrics) {}
+
+Awaitable<GenerationEnd> Generator::run(GenerationInput input, OnDelta on_delta) {
+  Session session;
+  session.id = boost::uuids::to_string(boost::uuids::random_generator()());
+  session.hops = co_await peers_.choose_hops();
+  session.tokens = std::move(input.prompt_ids);
+  session.sampling = input.sampling;
+  session.trace = std::move(input.trace);
+  check_tail(session.hops, session.sampling);
+
+  const auto prompt_tokens = static_cast<int64_t>(session.tokens.size());
+  Detokenizer detokenizer(tokenizer_);
+  StopMatcher stop(std::move(input.stop));
+  GenerationEnd end{"length", 0};
+  GenerationDelta pending;
+  while (end.completion_tokens < input.max_tokens) {
+    const int64_t id = co_await next_token(session);
+    session.tokens.push_back(id);
+    ++end.completion_tokens;
+    pending.token_ids.push_back(id);
+    if (is_eos(id)) {
+      end.finish_reason = "stop";
+      break;
+    }
+    pending.text += stop.push(detokenizer.push(id));
+    if (stop.stopped()) {
+      end.finish_reason = "stop";
+      break;
+    }
+    if (!pending.text.empty()) {
+      pending.server_timing = format_server_timing(session.timings);
+      GenerationDelta delta = std::exchange(pending, {});
+      co_await on_delta(std::move(delta));
+    }
+  }
+
+  if (!stop.stopped()) {
+    pending.text += stop.push(detokenizer.finish());
+    if (stop.stopped()) end.finish_reason = "stop";
+    pending.text += stop.finish();
+  }
+  if (!pending.text.empty() || !pending.token_ids.empty()) {
+    pending.server_timing = format_server_timing(session.timings);
+    co_await on_delta(std::move(pending));
+  }
+  metrics_.count_tokens(prompt_tokens, end.completion_tokens);
+  co_return end;
+}
+
+Awaitable<int64_t> Generator::next_token(Session& session) {
+  while (true) {
+    const bool decode = session.state_held && !session.caching_disabled;
+    try {
+      const int64_t id = co_await step(session, decode ? CacheMode::kDecode : CacheMode::kPrefill);
+      session.state_held = true;
+      if (decode) session.misses = 0;
+      co_return id;
+    } catch (const HttpError& miss) {
+      if (miss.error != "cache_miss" || ++session.misses > kMaxMisses) throw;
+      metrics_.count_miss(miss.reason);
+      spdlog::debug(
+          "session {}: {} missed ({}), prefilling again", session.id, miss.node, miss.reason);
+      session.state_held = false;
+      session.caching_disabled = session.caching_disabled || miss.reason == "caching_disabled";
+    }
+  }
+}
+
+Awaitable<int64_t> Generator::step(Session& session, CacheMode mode) {
+  ShardStep local;
+  local.mode = mode;
+  local.input.sampling = session.sampling;
+  if (mode == CacheMode::kDecode) {
+    local.input.position = static_cast<int64_t>(session.tokens.size()) - 1;
+    local.input.input = std::vector<int64_t>{session.tokens.back()};
+  } else {
+    local.input.input = session.tokens;
+  }
+  const int64_t position = local.input.position;
+
+  TimedOutput timed = co_await shard_.step(std::move(local));
+  metrics_.count_step(mode == CacheMode::kDecode ? "decode" : "prefill");
+  observe(session,
+          {{"queue", self_.name, timed.queue_ms}, {"compute", self_.name, timed.compute_ms}});
+  if (const auto* token = std::get_if<std::optional<int64_t>>(&timed.output))
+    co_return token->value();
+
+  ForwardRequest request;
+  request.session = session.id;
+  request.mode = mode;
+  request.past_len = position;
+  request.protocol = 1;
+  request.model_fingerprint = model_fingerprint_;
+  request.meta = format_meta(session.sampling);
+  request.trace = session.trace;
+  request.hidden = std::get<HiddenStates>(std::move(timed.output));
+  ForwardReply reply = co_await pipeline_.carry(std::move(request), session.hops);
+  observe(session, parse_server_timing(reply.server_timing));
+
+  const auto* token = std::get_if<TokenReply>(&reply.result);
+  if (token == nullptr || !token->token_id) {
+    HttpError error(502,
+                    "invalid_answer",
+                    fmt::format("{} is the last of the route, but answered without a token_id",
+                                session.hops.back().name));
+    error.node = session.hops.back().name;
+    throw error;
+  }
+  co_return *token->token_id;
+}
+
+void Generator::observe(Session& session, const std::vector<Timing>& timings) {
+  metrics_.observe(timings);
+  session.add(timings);
+}
+
+bool Generator::is_eos(int64_t id) const {
+  return std::ranges::binary_search(generation_config_.eos_token_ids, id);
+}
+
+}  // namespace meshnet

@@ -1,0 +1,99 @@
+#include "runtime/generation_config.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <stdexcept>
+
+namespace meshnet {
+namespace {
+
+using nlohmann::json;
+
+/// The file as an object; empty when there is no such file.
+json read_object(const std::filesystem::path& file) {
+  std::ifstream in(file);
+  if (!in) return json::object();
+  try {
+    auto value = json::parse(in);
+    if (!value.is_object())
+      throw std::runtime_error(fmt::format("{}: expected a JSON object", file.string()));
+    return value;
+  } catch (const json::exception& error) {
+    throw std::runtime_error(fmt::format("{}: {}", file.string(), error.what()));
+  }
+}
+
+/// A number of the file where it has one; null and absent are the same.
+template <class Number>
+void read_number(const json& object,
+                 const std::filesystem::path& file,
+                 const char* key,
+                 Number& value) {
+  const auto found = object.find(key);
+  if (found == object.end() || found->is_null()) return;
+  if (!found->is_number())
+    throw std::runtime_error(fmt::format("{}: {}: expected a number", file.string(), key));
+  value = found->get<Number>();
+}
+
+void add_ids(std::vector<int64_t>& ids, const json& value) {
+  if (value.is_number_integer()) ids.push_back(value.get<int64_t>());
+  if (value.is_array()) {
+    for (const auto& id : value) add_ids(ids, id);
+  }
+}
+
+/// tokenizer_config.json writes a special token as a string or as an object with "content".
+void add_eos_token(std::vector<int64_t>& ids,
+                   const json& tokenizer_config,
+                   const Tokenizer& tokenizer) {
+  json token = tokenizer_config.value("eos_token", json());
+  if (token.is_object()) token = token.value("content", json());
+  if (!token.is_string()) return;
+  if (const auto id = tokenizer.token_to_id(token.get<std::string>())) ids.push_back(*id);
+}
+
+}  // namespace
+
+GenerationConfig read_generation_config(const std::filesystem::path& model_dir,
+                                        const ModelConfig& config,
+                                        const Tokenizer& tokenizer) {
+  const auto file = model_dir / "generation_config.json";
+  const json object = read_object(file);
+
+  GenerationConfig result;
+  read_number(object, file, "temperature", result.temperature);
+  read_number(object, file, "top_k", result.top_k);
+  read_number(object, file, "top_p", result.top_p);
+  double repetition_penalty = 1.0;
+  read_number(object, file, "repetition_penalty", repetition_penalty);
+  if (repetition_penalty != 1.0) {
+    spdlog::warn("{}: repetition_penalty {} is not applied: this version has no penalties",
+                 file.string(),
+                 repetition_penalty);
+  }
+
+  auto& ids = result.eos_token_ids;
+  ids = config.eos_token_id;
+  add_ids(ids, object.value("eos_token_id", json()));
+  add_eos_token(ids, read_object(model_dir / "tokenizer_config.json"), tokenizer);
+  std::ranges::sort(ids);
+  ids.erase(std::ranges::unique(ids).begin(), ids.end());
+  return result;
+}
+
+SamplingParams resolve_sampling(const SamplingRequest& request, const GenerationConfig& defaults) {
+  SamplingParams params;
+  params.temperature = request.temperature.value_or(defaults.temperature);
+  params.top_k = std::max<int64_t>(request.top_k.value_or(defaults.top_k), 0);  // -1 is off, too
+  params.top_p = request.top_p.value_or(defaults.top_p);
+  params.seed = request.seed ? *request.seed : std::random_device{}();
+  return params;
+}
+
+}  // namespace meshnet

@@ -1,0 +1,116 @@
+#include "runtime/handlers.h"
+
+#include <fmt/format.h>
+#include <openssl/crypto.h>
+#include <spdlog/spdlog.h>
+
+#include <memory>
+#include <utility>
+
+#include "net/http_error.h"
+#include "net/openai.h"
+#include "runtime/node.h"
+
+namespace meshnet {
+namespace {
+
+/// The endpoint's name in metrics: paths without ids and query, and nothing that a client can
+/// invent.
+std::string endpoint_of(const HttpRequest& request) {
+  std::string path(request.target().substr(0, request.target().find('?')));
+  if (path.starts_with("/sessions/")) return "/sessions";
+  for (const auto* known : {"/forward",
+                            "/v1/chat/completions",
+                            "/v1/completions",
+                            "/v1/models",
+                            "/health",
+                            "/metrics",
+                            "/status"}) {
+    if (path == known) return path;
+  }
+  return "other";
+}
+
+bool same_text(std::string_view left, std::string_view right) {
+  return left.size() == right.size() && CRYPTO_memcmp(left.data(), right.data(), left.size()) == 0;
+}
+
+HttpError to_http_error(std::exception_ptr error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const HttpError& http_error) {
+    return http_error;
+  } catch (const std::exception& other) {
+    return HttpError(500, "internal_error", other.what());
+  }
+}
+
+/// A client of the API is not at fault when a node of the route refuses what another node sent.
+bool is_route_fault(const HttpError& error) {
+  return !error.node.empty() && error.status >= 400 && error.status < 500 && error.status != 429;
+}
+
+}  // namespace
+
+Handler make_handler(Node& node) {
+  auto router = std::make_shared<Router>();
+  add_forward_routes(*router, node);
+  add_status_routes(*router, node);
+  if (node.shard.is_first()) add_api_routes(*router, node);
+  return [router](Exchange& exchange) -> Awaitable<void> {
+    // The coroutine must not outlive what it runs in: the exchange holds its request, the router
+    // its handlers.
+    const Handler& handler = router->match(exchange.request);
+    co_await handler(exchange);
+  };
+}
+
+ErrorFormatter make_error_formatter(Node& node) {
+  return [&node](const HttpRequest& request, std::exception_ptr thrown) {
+    HttpError error = to_http_error(thrown);
+    const bool api = request.target().starts_with("/v1/");
+    if (api && is_route_fault(error)) error.status = 502;
+    if (error.status >= 500)
+      spdlog::warn("{} {}: {} {}",
+                   std::string(request.method_string()),
+                   std::string(request.target()),
+                   error.status,
+                   error.what());
+    if (error.node.empty()) {
+      error.node = node.self.name;
+      error.layers = to_string(node.self.layers);
+    }
+    node.metrics.count_request(endpoint_of(request), error.status);
+
+    HttpResponse response{static_cast<http::status>(error.status), 11};
+    response.set(http::field::content_type, "application/json");
+    if (error.retry_after_seconds)
+      response.set(http::field::retry_after, std::to_string(*error.retry_after_seconds));
+    if (error.status == 401) response.set(http::field::www_authenticate, "Bearer");
+    response.body() = api ? format_openai_error(error) : format_node_error(error);
+    return response;
+  };
+}
+
+Awaitable<void> send_json(Node& node, Exchange& exchange, http::status status, std::string body) {
+  node.metrics.count_request(endpoint_of(exchange.request), static_cast<unsigned>(status));
+  HttpResponse response{status, 11};
+  response.set(http::field::content_type, "application/json");
+  response.body() = std::move(body);
+  co_await exchange.send(std::move(response));
+}
+
+Handler require_cluster_token(Node& node, Handler handler) {
+  return [&node, handler = std::move(handler)](Exchange& exchange) -> Awaitable<void> {
+    const auto given = exchange.request[http::field::authorization];
+    if (!node.cluster_token.empty() && !same_text(given, "Bearer " + node.cluster_token)) {
+      throw HttpError(
+          401,
+          "unauthorized",
+          given.empty() ? "this endpoint needs the cluster's bearer token" : "wrong cluster token");
+    }
+    co_await handler(exchange);
+  };
+}
+
+}  // namespace meshnet

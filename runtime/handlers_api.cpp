@@ -1,0 +1,243 @@
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include <boost/uuid/random_generator.hpp>
+#include <boost/uuid/uuid_io.hpp>
+
+#include "net/http_error.h"
+#include "net/openai.h"
+#include "net/sse.h"
+#include "runtime/handlers.h"
+#include "runtime/node.h"
+
+namespace meshnet {
+namespace {
+
+/// What OpenAI's /v1/completions generates when max_tokens is absent.
+constexpr int64_t kDefaultCompletionTokens = 16;
+
+int64_t seconds_since_epoch(std::chrono::system_clock::time_point time) {
+  return std::chrono::duration_cast<std::chrono::seconds>(time.time_since_epoch()).count();
+}
+
+AnswerHead make_head(const Node& node, bool chat) {
+  const auto id = boost::uuids::to_string(boost::uuids::random_generator()());
+  return {(chat ? "chatcmpl-" : "cmpl-") + id,
+          node.self.served_name,
+          seconds_since_epoch(std::chrono::system_clock::now()),
+          chat};
+}
+
+void check_model(const Node& node, const std::string& model) {
+  if (model.empty() || model == node.self.served_name) return;
+  HttpError error(
+      404,
+      "model_not_found",
+      fmt::format(
+          "the model '{}' does not exist; this node serves '{}'", model, node.self.served_name));
+  error.param = "model";
+  throw error;
+}
+
+HttpError bad_request(const char* code, const char* param, const std::string& message) {
+  HttpError error(400, code, message);
+  error.param = param;
+  return error;
+}
+
+std::vector<int64_t> chat_prompt(const Node& node, const ChatRequest& request) {
+  if (!node.chat_template) {
+    throw bad_request("no_chat_template",
+                      "messages",
+                      "this model has no chat template (neither chat_template.jinja nor "
+                      "chat_template in tokenizer_config.json); "
+                      "use /v1/completions");
+  }
+  // The template writes the special tokens itself.
+  return node.tokenizer->encode(
+      node.chat_template->render(request.messages, request.tools, request.chat_template_kwargs),
+      /*add_special_tokens=*/false);
+}
+
+std::vector<int64_t> completion_prompt(const Node& node, const CompletionRequest& request) {
+  if (const auto* text = std::get_if<std::string>(&request.prompt)) {
+    return node.tokenizer->encode(*text, /*add_special_tokens=*/true);
+  }
+  const auto& ids = std::get<std::vector<int64_t>>(request.prompt);
+  const int64_t vocab_size = node.shard.config().vocab_size;
+  const auto outside =
+      std::ranges::find_if(ids, [&](int64_t id) { return id < 0 || id >= vocab_size; });
+  if (outside != ids.end()) {
+    throw bad_request(
+        "invalid_request_error",
+        "prompt",
+        fmt::format("prompt: expected token ids in [0, {}), got {}", vocab_size, *outside));
+  }
+  return ids;
+}
+
+GenerationInput make_input(const Node& node,
+                           const GenerationRequest& request,
+                           std::vector<int64_t> prompt_ids,
+                           const AnswerHead& head) {
+  const auto prompt_tokens = static_cast<int64_t>(prompt_ids.size());
+  if (prompt_tokens == 0)
+    throw bad_request("invalid_request_error", "prompt", "the prompt has no tokens");
+  const int64_t room = node.max_context() - prompt_tokens;
+  if (room < 1) {
+    throw bad_request(
+        "context_length_exceeded",
+        head.chat ? "messages" : "prompt",
+        fmt::format("the prompt has {} tokens; the context of {} tokens must also hold the answer",
+                    prompt_tokens,
+                    node.max_context()));
+  }
+  const int64_t wanted = request.max_tokens.value_or(head.chat ? room : kDefaultCompletionTokens);
+  return {std::move(prompt_ids),
+          resolve_sampling(request.sampling, node.generation_config),
+          std::min(wanted, room),
+          request.stop,
+          head.id};
+}
+
+/// The whole answer in one body.
+Awaitable<void> answer_whole(Node& node,
+                             Exchange& exchange,
+                             const GenerationRequest& request,
+                             GenerationInput input,
+                             AnswerHead head) {
+  ChoicePart choice;
+  if (request.return_token_ids) {
+    choice.prompt_token_ids = input.prompt_ids;
+    choice.token_ids.emplace();
+  }
+  const auto prompt_tokens = static_cast<int64_t>(input.prompt_ids.size());
+  std::string server_timing;
+  OnDelta collect = [&](GenerationDelta delta) -> Awaitable<void> {
+    choice.text += delta.text;
+    if (auto& ids = choice.token_ids) {
+      ids->insert(ids->end(), delta.token_ids.begin(), delta.token_ids.end());
+    }
+    server_timing = std::move(delta.server_timing);
+    co_return;
+  };
+  const GenerationEnd end = co_await node.generator->run(std::move(input), std::move(collect));
+  choice.finish_reason = end.finish_reason;
+
+  node.metrics.count_request(head.chat ? "/v1/chat/completions" : "/v1/completions", 200);
+  HttpResponse response{http::status::ok, 11};
+  response.set(http::field::content_type, "application/json");
+  response.set("Server-Timing", server_timing);
+  response.body() = format_answer(head, choice, {prompt_tokens, end.completion_tokens});
+  co_await exchange.send(std::move(response));
+}
+
+HttpResponse stream_head(const std::string& server_timing) {
+  HttpResponse head{http::status::ok, 11};
+  head.set(http::field::content_type, "text/event-stream");
+  head.set(http::field::cache_control, "no-cache");
+  head.set("X-Accel-Buffering", "no");  // nginx would hold events back
+  head.set("Server-Timing", server_timing);
+  return head;
+}
+
+/// The answer as server-sent events. The status goes out with the first text, so that a failing
+/// prefill can still answer with a real one; a later failure is one error event, without "[DONE]".
+Awaitable<void> answer_stream(Node& node,
+                              Exchange& exchange,
+                              const GenerationRequest& request,
+                              GenerationInput input,
+                              AnswerHead head) {
+  const auto prompt_ids = input.prompt_ids;
+  bool first = true;
+  const auto send_part = [&](GenerationDelta delta, std::string finish_reason) -> Awaitable<void> {
+    ChoicePart part{std::move(delta.text), std::move(finish_reason), {}, {}};
+    if (request.return_token_ids) {
+      if (first) part.prompt_token_ids = prompt_ids;
+      part.token_ids = std::move(delta.token_ids);
+    }
+    co_await exchange.write(sse_event(format_chunk(head, part, std::exchange(first, false))));
+  };
+
+  OnDelta send_delta = [&](GenerationDelta delta) -> Awaitable<void> {
+    if (first) {
+      HttpResponse start = stream_head(delta.server_timing);
+      co_await exchange.begin_stream(std::move(start));
+    }
+    std::string unfinished;
+    co_await send_part(std::move(delta), std::move(unfinished));
+  };
+
+  std::string failure;
+  try {
+    GenerationEnd end = co_await node.generator->run(std::move(input), std::move(send_delta));
+    GenerationDelta nothing;
+    co_await send_part(std::move(nothing), std::move(end.finish_reason));
+    if (request.include_usage) {
+      const Usage usage{static_cast<int64_t>(prompt_ids.size()), end.completion_tokens};
+      co_await exchange.write(sse_event(format_usage_chunk(head, usage)));
+    }
+    co_await exchange.write(kSseDone);
+  } catch (const HttpError& error) {
+    if (!exchange.streaming()) throw;
+    spdlog::warn("{}: ended after the first token: {}", head.id, error.what());
+    failure = format_openai_error(error);
+  }
+  if (!failure.empty()) co_await exchange.write(sse_event(failure));
+  node.metrics.count_request(head.chat ? "/v1/chat/completions" : "/v1/completions", 200);
+  co_await exchange.end_stream();
+}
+
+Awaitable<void> answer(Node& node,
+                       Exchange& exchange,
+                       const GenerationRequest& request,
+                       std::vector<int64_t> prompt_ids,
+                       bool chat) {
+  AnswerHead head = make_head(node, chat);
+  GenerationInput input = make_input(node, request, std::move(prompt_ids), head);
+  if (request.stream) {
+    co_await answer_stream(node, exchange, request, std::move(input), std::move(head));
+  } else {
+    co_await answer_whole(node, exchange, request, std::move(input), std::move(head));
+  }
+}
+
+Awaitable<void> handle_chat(Node& node, Exchange& exchange) {
+  const ChatRequest request = parse_chat_request(exchange.request.body());
+  check_model(node, request.model);
+  std::vector<int64_t> prompt_ids = chat_prompt(node, request);
+  co_await answer(node, exchange, request, std::move(prompt_ids), /*chat=*/true);
+}
+
+Awaitable<void> handle_completion(Node& node, Exchange& exchange) {
+  const CompletionRequest request = parse_completion_request(exchange.request.body());
+  check_model(node, request.model);
+  std::vector<int64_t> prompt_ids = completion_prompt(node, request);
+  co_await answer(node, exchange, request, std::move(prompt_ids), /*chat=*/false);
+}
+
+}  // namespace
+
+void add_api_routes(Router& router, Node& node) {
+  router.add(http::verb::post, "/v1/chat/completions", [&node](Exchange& e) {
+    return handle_chat(node, e);
+  });
+  router.add(http::verb::post, "/v1/completions", [&node](Exchange& e) {
+    return handle_completion(node, e);
+  });
+  router.add(http::verb::get, "/v1/models", [&node](Exchange& e) {
+    return send_json(
+        node,
+        e,
+        http::status::ok,
+        format_models(
+            node.self.served_name, seconds_since_epoch(node.started), node.max_context()));
+  });
+}
+
+}  // namespace meshnet

@@ -1,0 +1,71 @@
+#include "runtime/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/text_serializer.h>
+
+namespace meshnet {
+namespace {
+
+const prometheus::Histogram::BucketBoundaries kSeconds = {
+    0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0};
+
+}  // namespace
+
+Metrics::Metrics()
+    : requests_(prometheus::BuildCounter()
+                    .Name("meshnet_requests_total")
+                    .Help("Answered requests by endpoint and status")
+                    .Register(registry_)),
+      steps_(prometheus::BuildCounter()
+                 .Name("meshnet_steps_total")
+                 .Help("Steps run by this node's shard")
+                 .Register(registry_)),
+      misses_(prometheus::BuildCounter()
+                  .Name("meshnet_cache_misses_total")
+                  .Help("Steps refused or repeated because session state was not there, by reason")
+                  .Register(registry_)),
+      tokens_(prometheus::BuildCounter()
+                  .Name("meshnet_tokens_total")
+                  .Help("Tokens of finished generations at this head, by kind")
+                  .Register(registry_)),
+      hops_(prometheus::BuildHistogram()
+                .Name("meshnet_hop_seconds")
+                .Help("Queue, compute and wire time of one step at each hop")
+                .Register(registry_)),
+      queue_length_(prometheus::BuildGauge()
+                        .Name("meshnet_queue_length")
+                        .Help("Steps waiting or running on the compute thread")
+                        .Register(registry_)
+                        .Add({})) {}
+
+void Metrics::count_request(const std::string& endpoint, unsigned status) {
+  requests_.Add({{"endpoint", endpoint}, {"status", std::to_string(status)}}).Increment();
+}
+
+void Metrics::count_step(const std::string& mode) { steps_.Add({{"mode", mode}}).Increment(); }
+
+void Metrics::count_miss(const std::string& reason) {
+  misses_.Add({{"reason", reason}}).Increment();
+}
+
+void Metrics::count_tokens(int64_t prompt, int64_t completion) {
+  tokens_.Add({{"kind", "prompt"}}).Increment(static_cast<double>(prompt));
+  tokens_.Add({{"kind", "completion"}}).Increment(static_cast<double>(completion));
+}
+
+void Metrics::observe(const std::vector<Timing>& timings) {
+  for (const auto& timing : timings) {
+    hops_.Add({{"hop", timing.node}, {"part", timing.part}}, kSeconds)
+        .Observe(timing.milliseconds / 1000.0);
+  }
+}
+
+void Metrics::set_queue_length(int64_t steps) { queue_length_.Set(static_cast<double>(steps)); }
+
+std::string Metrics::text() const {
+  return prometheus::TextSerializer().Serialize(registry_.Collect());
+}
+
+}  // namespace meshnet

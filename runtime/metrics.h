@@ -1,0 +1,38 @@
+#pragma once
+
+#include <prometheus/registry.h>
+
+#include <string>
+#include <vector>
+
+#include "runtime/server_timing.h"
+
+namespace meshnet {
+
+/// What GET /metrics shows, in prometheus-cpp's registry. For the I/O thread.
+class Metrics {
+ public:
+  Metrics();
+
+  void count_request(const std::string& endpoint, unsigned status);
+  void count_step(const std::string& mode);
+  void count_miss(const std::string& reason);
+  void count_tokens(int64_t prompt, int64_t completion);
+  /// Parts of one step, of this node and (at a head) of every hop: meshnet_hop_seconds{hop,part}.
+  void observe(const std::vector<Timing>& timings);
+  void set_queue_length(int64_t steps);
+
+  /// Prometheus text format.
+  std::string text() const;
+
+ private:
+  prometheus::Registry registry_;
+  prometheus::Family<prometheus::Counter>& requests_;
+  prometheus::Family<prometheus::Counter>& steps_;
+  prometheus::Family<prometheus::Counter>& misses_;
+  prometheus::Family<prometheus::Counter>& tokens_;
+  prometheus::Family<prometheus::Histogram>& hops_;
+  prometheus::Gauge& queue_length_;
+};
+
+}  // namespace meshnet

@@ -1,0 +1,155 @@
+#include "runtime/peers.h"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/deferred.hpp>
+#include <boost/asio/experimental/parallel_group.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "net/http_error.h"
+#include "runtime/route.h"
+
+namespace meshnet {
+namespace {
+
+constexpr std::chrono::milliseconds kAskTimeout{2000};
+constexpr std::chrono::seconds kAskInterval{1};
+
+}  // namespace
+
+Peers::Peers(HttpClient& client,
+             const Topology& topology,
+             const NodeSettings& self,
+             std::string cluster_token,
+             std::string model_fingerprint,
+             int64_t num_hidden_layers)
+    : client_(client),
+      topology_(topology),
+      self_(self),
+      cluster_token_(std::move(cluster_token)),
+      model_fingerprint_(std::move(model_fingerprint)),
+      num_hidden_layers_(num_hidden_layers) {
+  for (const auto& node : topology.nodes) {
+    if (node.name != self.name) states_.emplace(node.name, PeerState{});
+  }
+}
+
+Awaitable<void> Peers::watch() {
+  asio::steady_timer timer(co_await asio::this_coro::executor);
+  while (true) {
+    co_await ask_all(/*only_unusable=*/false);
+    timer.expires_after(kAskInterval);
+    co_await timer.async_wait(asio::use_awaitable);
+  }
+}
+
+Awaitable<void> Peers::ask_all(bool only_unusable) {
+  const auto executor = co_await asio::this_coro::executor;
+  std::vector<decltype(asio::co_spawn(executor, ask(self_), asio::deferred))> asked;
+  for (const auto& node : topology_.nodes) {
+    if (node.name == self_.name || (only_unusable && states_.at(node.name).usable)) continue;
+    asked.push_back(asio::co_spawn(executor, ask(node), asio::deferred));
+  }
+  if (asked.empty()) co_return;
+  co_await asio::experimental::make_parallel_group(std::move(asked))
+      .async_wait(asio::experimental::wait_for_all(), asio::use_awaitable);
+}
+
+Awaitable<void> Peers::ask(const NodeSettings& node) {
+  HttpRequest request{http::verb::get, "/status", 11};
+  if (!cluster_token_.empty()) request.set(http::field::authorization, "Bearer " + cluster_token_);
+  PeerState heard;
+  try {
+    heard = judge(co_await client_.send(node.url, std::move(request), kAskTimeout));
+  } catch (const PeerError& error) {
+    heard.reason = fmt::format("does not answer: {}", error.what());
+  }
+  PeerState& state = states_.at(node.name);
+  if (heard.usable && !state.usable)
+    spdlog::info("node {} at {} is ready", node.name, authority(node.url));
+  if (!heard.usable && heard.reason != state.reason) {
+    spdlog::warn("node {} at {} {}", node.name, authority(node.url), heard.reason);
+  }
+  state = std::move(heard);
+}
+
+PeerState Peers::judge(const HttpResponse& response) const {
+  PeerState state;
+  if (response.result() == http::status::unauthorized) {
+    state.reason = "refuses our cluster token";
+    return state;
+  }
+  const auto status = nlohmann::json::parse(response.body(), nullptr, /*allow_exceptions=*/false);
+  const bool speaks = response.result() == http::status::ok && status.is_object() &&
+                      status.contains("protocol") && status["protocol"].is_number_integer();
+  if (!speaks) {  // a node of protocol 0 has no /status; that it answers at all is what can be
+                  // known
+    state.usable = true;
+    return state;
+  }
+  state.protocol = status["protocol"].get<int64_t>();
+  const auto text = [&](const char* key) {
+    const auto found = status.find(key);
+    return found != status.end() && found->is_string() ? found->get<std::string>() : std::string();
+  };
+  const std::string theirs = text("model_fingerprint");
+  if (!theirs.empty() && theirs != model_fingerprint_) {
+    state.reason = fmt::format(
+        "serves another model (fingerprint {}, ours is {})", theirs, model_fingerprint_);
+  } else if (text("state") != "ready") {
+    state.reason = "is still loading its layers";
+  } else {
+    state.usable = true;
+  }
+  return state;
+}
+
+std::vector<Hop> Peers::usable_hops() const {
+  std::vector<RouteCandidate> candidates{{self_.name, self_.layers}};
+  for (const auto& node : topology_.nodes) {
+    if (node.name != self_.name && states_.at(node.name).usable)
+      candidates.push_back({node.name, node.layers});
+  }
+  const Route route = choose_route(candidates, self_.name, num_hidden_layers_);
+  std::vector<Hop> hops;
+  if (!route.complete()) return hops;
+  for (const auto& hop : std::span(route.hops).subspan(1)) {
+    hops.push_back(
+        {hop.name, topology_.node(hop.name).url, hop.start_layer, states_.at(hop.name).protocol});
+  }
+  return hops;
+}
+
+Awaitable<std::vector<Hop>> Peers::choose_hops() {
+  if (!unavailable_reason().empty()) co_await ask_all(/*only_unusable=*/true);
+  if (const auto reason = unavailable_reason(); !reason.empty())
+    throw HttpError(502, "no_route", reason);
+  co_return usable_hops();
+}
+
+std::string Peers::unavailable_reason() const {
+  std::vector<RouteCandidate> candidates{{self_.name, self_.layers}};
+  for (const auto& node : topology_.nodes) {
+    if (node.name != self_.name && states_.at(node.name).usable)
+      candidates.push_back({node.name, node.layers});
+  }
+  const LayerRange gap = first_gap(candidates, num_hidden_layers_);
+  if (gap.size() == 0) return {};
+  std::string reason =
+      fmt::format("no complete route: no usable node holds layers {}", to_string(gap));
+  for (const auto& node : topology_.nodes) {
+    if (node.name == self_.name || !node.layers.contains(gap.first)) continue;
+    reason += fmt::format("; {} ({}) at {} {}",
+                          node.name,
+                          to_string(node.layers),
+                          authority(node.url),
+                          states_.at(node.name).reason);
+  }
+  return reason;
+}
+
+}  // namespace meshnet

@@ -1,0 +1,59 @@
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "net/http_client.h"
+#include "runtime/pipeline.h"
+#include "runtime/settings.h"
+
+namespace meshnet {
+
+/// What a head last heard from another node.
+struct PeerState {
+  bool usable = false;
+  std::string reason = "it has not been asked yet";  ///< why it is not usable; a clause for people
+  int64_t protocol = 0;
+};
+
+/// A head's view of the other nodes of its topology: asks each for GET /status, and picks routes
+/// over those that answer.
+class Peers {
+ public:
+  Peers(HttpClient& client,
+        const Topology& topology,
+        const NodeSettings& self,
+        std::string cluster_token,
+        std::string model_fingerprint,
+        int64_t num_hidden_layers);
+
+  /// Asks every node once a second until cancelled.
+  Awaitable<void> watch();
+
+  /// The hops after this node of the best complete route. Nodes that were not usable are asked once
+  /// more before it gives up, so that one just started is found. Throws HttpError 502 naming the
+  /// nodes that are missing.
+  Awaitable<std::vector<Hop>> choose_hops();
+
+  /// Why no complete route exists right now, as a sentence; empty when one does.
+  std::string unavailable_reason() const;
+
+  const std::map<std::string, PeerState>& states() const { return states_; }
+
+ private:
+  Awaitable<void> ask(const NodeSettings& node);
+  Awaitable<void> ask_all(bool only_unusable);
+  PeerState judge(const HttpResponse& response) const;
+  std::vector<Hop> usable_hops() const;
+
+  HttpClient& client_;
+  const Topology& topology_;
+  const NodeSettings& self_;
+  std::string cluster_token_;
+  std::string model_fingerprint_;
+  int64_t num_hidden_layers_;
+  std::map<std::string, PeerState> states_;
+};
+
+}  // namespace meshnet

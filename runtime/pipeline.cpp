@@ -1,0 +1,138 @@
+#include "runtime/pipeline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <utility>
+
+#include "net/http_error.h"
+#include "net/openai.h"
+#include "net/wire.h"
+#include "runtime/server_timing.h"
+
+namespace meshnet {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+HttpError hop_error(const Hop& hop,
+                    int64_t hop_index,
+                    unsigned status,
+                    const char* code,
+                    const std::string& message) {
+  HttpError error(status, code, message);
+  error.node = hop.name;
+  error.hop_index = hop_index;
+  return error;
+}
+
+/// Hops from the first on that can pass hidden states among themselves; at least the first.
+std::size_t chainable(std::span<const Hop> hops) {
+  const auto old = std::ranges::find_if(hops, [](const Hop& hop) { return hop.protocol < 1; });
+  return std::max<std::size_t>(1, static_cast<std::size_t>(old - hops.begin()));
+}
+
+double total_milliseconds(const std::vector<Timing>& timings) {
+  return std::accumulate(timings.begin(), timings.end(), 0.0, [](double sum, const Timing& timing) {
+    return sum + timing.milliseconds;
+  });
+}
+
+}  // namespace
+
+Awaitable<ForwardReply> Pipeline::carry(ForwardRequest request, std::span<const Hop> hops) {
+  std::vector<Timing> timings;
+  while (true) {
+    const Hop& hop = hops.front();
+    const std::size_t covered = chainable(hops);
+    ++request.hop_index;
+
+    ForwardRequest next = request;
+    next.start_layer = hop.start_layer;
+    next.route.clear();
+    for (const Hop& named : hops.first(covered)) next.route.push_back(named.name);
+    if (covered < hops.size() || hop.protocol < 1) next.meta.clear();
+
+    const auto sent = Clock::now();
+    ForwardReply reply = co_await send(hop, std::move(next), covered);
+    const double elapsed = std::chrono::duration<double, std::milli>(Clock::now() - sent).count();
+    const auto theirs = parse_server_timing(reply.server_timing);
+    timings.push_back({"wire", hop.name, std::max(0.0, elapsed - total_milliseconds(theirs))});
+    timings.insert(timings.end(), theirs.begin(), theirs.end());
+
+    // A tensor of protocol 1 is the result of the whole route that was named, one of protocol 0 of
+    // that hop alone.
+    const std::size_t done = reply.protocol >= 1 ? covered : 1;
+    const bool is_token = std::holds_alternative<TokenReply>(reply.result);
+    if (done == hops.size() || is_token) {
+      reply.server_timing = format_server_timing(timings);
+      co_return reply;
+    }
+    hops = hops.subspan(done);
+    request.hop_index += static_cast<int64_t>(done) - 1;
+    request.hidden = std::get<HiddenStates>(std::move(reply.result));
+  }
+}
+
+Awaitable<ForwardReply> Pipeline::send(const Hop& hop,
+                                       ForwardRequest request,
+                                       std::size_t hops_covered) {
+  const int64_t hop_index = request.hop_index;
+  const WireDefaults defaults{
+      request.hidden.dtype, request.hidden.hidden_size, request.hidden.tokens};
+  const auto timeout =
+      (self_.timeouts.decode + self_.timeouts.prefill_per_token * request.hidden.tokens) *
+      static_cast<int64_t>(hops_covered);
+  HttpRequest message = format_forward(request, hop.protocol);
+  if (!cluster_token_.empty()) message.set(http::field::authorization, "Bearer " + cluster_token_);
+
+  HttpResponse response;
+  try {
+    response = co_await client_.send(hop.url, std::move(message), timeout);
+  } catch (const PeerError& error) {
+    const bool late = error.kind == PeerError::Kind::kTimeout;
+    throw hop_error(hop,
+                    hop_index,
+                    late ? 504 : 502,
+                    late ? "next_hop_timeout" : "next_hop_unreachable",
+                    fmt::format("node {} at {}: {}", hop.name, authority(hop.url), error.what()));
+  }
+  if (response.result() == http::status::ok)
+    co_return parse_forward_reply(std::move(response), defaults);
+
+  HttpError error = parse_node_error(response.result_int(), response.body());
+  if (error.node.empty()) error.node = hop.name;
+  if (!error.hop_index) error.hop_index = hop_index;
+  throw error;
+}
+
+std::vector<Hop> resolve_route(const std::vector<std::string>& names,
+                               const NodeSettings& self,
+                               const Topology& topology) {
+  std::vector<Hop> hops;
+  if (names.empty()) return hops;
+  const auto refuse = [](const std::string& message) {
+    return HttpError(400, "invalid_request", "X-Meshnet-Route: " + message);
+  };
+  if (names.front() != self.name) {
+    throw refuse(fmt::format(
+        "expected this node, '{}', as the first name, got '{}'", self.name, names.front()));
+  }
+  int64_t start_layer = self.layers.last;
+  for (const auto& name : std::span(names).subspan(1)) {
+    const NodeSettings* node = topology.find(name);
+    if (node == nullptr)
+      throw refuse(fmt::format("no node '{}' in the topology of '{}'", name, self.name));
+    if (!node->layers.contains(start_layer)) {
+      throw refuse(fmt::format(
+          "layer {} comes next, but '{}' holds {}", start_layer, name, to_string(node->layers)));
+    }
+    hops.push_back({name, node->url, start_layer, 1});
+    start_layer = node->layers.last;
+  }
+  return hops;
+}
+
+}  // namespace meshnet

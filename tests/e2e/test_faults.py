@@ -1,0 +1,228 @@
+"""Nodes that die, come back, or are started in any order; clients that leave; configurations that cannot run."""
+
+import http.client
+import json
+import socket
+import subprocess
+import time
+
+import pytest
+
+from cluster import BINARY, Cluster, call, free_port, sse_events
+
+
+def wait_until(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.05)
+
+
+def test_a_killed_tail_is_named_and_found_again(tiny, tmp_path):
+    with Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"}) as cluster:
+        cluster.start().wait_ready()
+        before = cluster.complete("head", "Hello", max_tokens=5).json()["choices"][0]["token_ids"]
+
+        cluster.kill("tail")
+        started = time.monotonic()
+        answer = cluster.complete("head", "Hello", max_tokens=5)
+        assert time.monotonic() - started < 2
+        assert answer.status == 502
+        assert "tail" in answer.json()["error"]["message"]
+        assert cluster.alive("head")
+
+        health = cluster.url("head") + "/health"
+        wait_until(lambda: call(health).status == 503)
+        assert "tail" in call(health).json()["reason"]
+
+        cluster.start("tail").wait_ready("tail")
+        after = cluster.complete("head", "Hello", max_tokens=5)
+        assert after.status == 200, after.body
+        assert after.json()["choices"][0]["token_ids"] == before
+        wait_until(lambda: call(health).status == 200)
+
+
+@pytest.mark.parametrize("order", [("tail", "middle", "head"), ("middle", "head", "tail")])
+def test_nodes_start_in_any_order(tiny, tmp_path, order):
+    with Cluster(tmp_path, tiny, {"head": "0", "middle": "1-2", "tail": "3"}) as cluster:
+        for name in order[:-1]:
+            cluster.start(name)
+            if name == "head":
+                wait_until(lambda: _answers(cluster.url("head")))
+                assert call(cluster.url("head") + "/health").status == 503
+            else:
+                cluster.wait_ready(name)
+        cluster.start(order[-1]).wait_ready()
+        assert cluster.complete("head", "Hello", max_tokens=3).status == 200
+
+
+def _answers(url):
+    try:
+        call(url + "/health", timeout=2)
+        return True
+    except OSError:
+        return False
+
+
+def test_a_tail_killed_in_mid_stream_ends_it_with_an_error(tiny, tmp_path):
+    with Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"}) as cluster:
+        cluster.start().wait_ready()
+        connection = _post(cluster.url("head"), "/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 240, "temperature": 0})
+        response = connection.getresponse()
+        assert response.status == 200
+        first = response.readline()
+        assert first.startswith(b"data: ")
+        cluster.kill("tail")
+        events = list(sse_events(first + response.read()))
+        assert "error" in json.loads(events[-1]), "one error event ends the stream"
+        assert "tail" in json.loads(events[-1])["error"]["message"]
+        assert not any(event == "[DONE]" or '"finish_reason":"stop"' in event for event in events)
+        connection.close()
+        assert cluster.alive("head")
+
+
+def _post(url, path, body):
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    return connection
+
+
+def test_a_client_that_leaves_does_not_disturb_the_next(tiny, tmp_path):
+    with Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"}) as cluster:
+        cluster.start().wait_ready()
+        for stream in (True, False):
+            connection = _post(cluster.url("head"), "/v1/completions", {"prompt": "Hi", "stream": stream, "max_tokens": 240})
+            if stream:
+                connection.getresponse().readline()
+            connection.close()
+        wait_until(lambda: call(cluster.url("head") + "/status").json()["queue_length"] == 0)
+        steps = _steps(cluster, "tail")
+        assert steps < 400, "the generations went on without their clients"
+        assert cluster.complete("head", "Hello", max_tokens=3).status == 200
+
+
+def _steps(cluster, name):
+    metrics = call(cluster.url(name) + "/metrics").body.decode()
+    return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith("meshnet_steps_total"))
+
+
+def test_sigterm_lets_a_request_end(tiny, tmp_path):
+    with Cluster(tmp_path, tiny, {"solo": "0-3"}) as cluster:
+        cluster.start().wait_ready()
+        connection = _post(cluster.url("solo"), "/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 60, "temperature": 0})
+        response = connection.getresponse()
+        first = response.readline()
+        assert cluster.stop("solo") == 0
+        events = list(sse_events(first + response.read()))
+        assert events[-1] == "[DONE]"
+
+
+def test_wrong_cluster_token_is_refused(tiny, tmp_path):
+    with Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"}) as cluster:
+        cluster.start("head", env={"MESHNET_CLUSTER_TOKEN": "one"})
+        cluster.start("tail", env={"MESHNET_CLUSTER_TOKEN": "two"}).wait_ready("tail")
+        for path, method in [("/forward", "POST"), ("/status", "GET"), ("/sessions/x", "DELETE")]:
+            assert call(cluster.url("tail") + path, b"" if method == "POST" else None, method=method).status == 401
+        right = {"Authorization": "Bearer two"}
+        assert call(cluster.url("tail") + "/status", headers=right).status == 200
+        assert call(cluster.url("tail") + "/health").status == 200, "health needs no token"
+        answer = cluster.complete("head", "Hello", max_tokens=1)
+        assert answer.status == 502
+        assert "cluster token" in answer.json()["error"]["message"]
+        assert "one" not in cluster.log("head") + cluster.log("tail").replace("node", "")
+
+
+def test_ipv6_listen_and_peer(tiny, tmp_path):
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.fail("this machine has no IPv6 loopback")
+        port = probe.getsockname()[1]
+    nodes = {"head": "0-1", "tail": {"layers": "2-3", "listen": f"[::]:{port}", "url": f"http://[::1]:{port}"}}
+    with Cluster(tmp_path, tiny, nodes) as cluster:
+        cluster.start().wait_ready()
+        assert cluster.complete("head", "Hello", max_tokens=2).status == 200
+        assert f"[::]:{port}" in cluster.log("tail")
+
+
+def run(*arguments):
+    return subprocess.run([BINARY, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_a_port_in_use_is_said(tiny, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        cluster = Cluster(tmp_path, tiny, {"solo": {"layers": "0-3", "listen": listen}})
+        result = run("serve", "--config", cluster.config, "--node", "solo")
+    assert result.returncode == 1
+    assert listen in result.stderr and "in use" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"model": "/nowhere/model"}, ["/nowhere/model"]),
+        ({"device": "cuda:0"}, ["cuda:0 is not there"]),
+        ({"nodes": {"a": "0-1", "b": "3-3"}}, ["no node holds layers 2"]),
+        ({"nodes": {"a": "0-4"}}, ["nodes.a.layers", "0-3"]),
+    ],
+)
+def test_common_mistakes_get_a_sentence(tiny, tmp_path, change, words):
+    change = dict(change)
+    nodes = change.pop("nodes", {"a": "0-3"})
+    model = change.pop("model", tiny)
+    cluster = Cluster(tmp_path, model, nodes, **change)
+    for result in (
+        run("serve", "--config", cluster.config, "--node", "a"),
+        run("check", "--config", cluster.config, "--node", "a"),
+    ):
+        assert result.returncode == 1
+        for word in words:
+            assert word in result.stdout + result.stderr
+
+
+def test_unknown_architecture_names_those_supported(tiny, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    config = json.loads((tiny / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "model_type": "mamba9"}))
+    cluster = Cluster(tmp_path, model, {"a": "0-3"})
+    result = run("serve", "--config", cluster.config, "--node", "a")
+    assert result.returncode == 1
+    assert "mamba9" in result.stderr and "llama" in result.stderr
+
+
+def test_check_says_that_all_is_well(tiny, tmp_path):
+    cluster = Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"})
+    result = run("check", "--config", cluster.config)
+    assert result.returncode == 0, result.stdout
+    assert "route of head head: head from layer 0, then tail from layer 2" in result.stdout
+    assert "WRONG" not in result.stdout
+
+
+def test_check_finds_a_missing_tensor(tiny, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    model = tmp_path / "model"
+    model.mkdir()
+    for file in tiny.iterdir():
+        if file.suffix != ".safetensors":
+            (model / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(tiny / "model.safetensors")
+    del tensors["model.layers.3.mlp.up_proj.weight"]
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    cluster = Cluster(tmp_path, model, {"head": "0-1", "tail": "2-3"})
+    result = run("check", "--config", cluster.config)
+    assert result.returncode == 1
+    assert "model.layers.3.mlp.up_proj.weight" in result.stdout
+    assert run("check", "--config", cluster.config, "--node", "head").returncode == 0
+
+
+def test_help_and_version():
+    assert "serve" in run("--help").stdout
+    assert run("--version").stdout.strip()
+    assert run().returncode != 0
+    assert free_port() > 0

@@ -1,0 +1,260 @@
+"""Golden values from the pinned transformers, for the tests of models/ and of whole nodes.
+
+    make_golden.py tiny OUT               tiny random Llama models, and what transformers makes of them
+    make_golden.py smollm2 MODEL_DIR OUT  what transformers makes of 8 prompts with the real SmolLM2
+
+Made at test time through a ctest fixture: nothing binary is committed. OUT/stamp holds what the
+values depend on (this script, versions, model); while it is current the script does nothing.
+
+OUT of `tiny`: a model directory NAME and NAME.golden.safetensors for each model, which holds
+    input_ids [64]; logits.N [N, vocab] for the first N ids; logits_bfloat16 [64, vocab];
+    hidden_states.embed and hidden_states.LAYER [64, hidden], each layer's own output, no final norm;
+    greedy_ids [24] after the first 5 ids.
+OUT of `smollm2`: golden.safetensors, for each prompt I
+    prompt_ids.I; greedy_ids.I in float32, 64 or up to the eos id, which is included;
+    logits_float32.I and logits_bfloat16.I [vocab] of the first step. Its metadata has the prompts.
+"""
+
+import argparse
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import sys
+from pathlib import Path
+
+VERSIONED = ("torch", "transformers", "safetensors", "tokenizers")
+TINY_LENGTHS = (1, 2, 3, 5, 64)
+TINY_PROMPT = 5
+TINY_GREEDY = 24
+SMOLLM2_GREEDY = 64
+# Between the two best logits of a greedy step: above what the order of float32 sums can change.
+LEAST_MARGIN = 5e-3
+
+
+def stamp_of(*files: Path) -> str:
+    digest = hashlib.sha256()
+    for path in (Path(__file__), *files):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    versions = " ".join(f"{name}={importlib.metadata.version(name)}" for name in VERSIONED)
+    return f"{digest.hexdigest()} {versions}\n"
+
+
+def make_once(out: Path, stamp: str, make) -> None:
+    """Runs make(folder) unless OUT is current; OUT appears whole or not at all."""
+    stamp_file = out / "stamp"
+    if stamp_file.is_file() and stamp_file.read_text() == stamp:
+        return
+    print(f"making {out}", flush=True)
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    make(partial)
+    (partial / "stamp").write_text(stamp)
+    shutil.rmtree(out, ignore_errors=True)
+    partial.rename(out)
+
+
+def tiny_configs() -> dict:
+    from transformers import LlamaConfig
+
+    def config(**changes):
+        return LlamaConfig(
+            **{
+                "vocab_size": 199,
+                "hidden_size": 64,
+                "intermediate_size": 88,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 32,  # 4 x 32 is not 64
+                "max_position_embeddings": 256,
+                "rms_norm_eps": 1e-5,
+                "tie_word_embeddings": False,
+                "eos_token_id": 2,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+                **changes,
+            }
+        )
+
+    llama3 = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,  # wavelengths fall below, between and above
+    }
+    linear = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
+    return {
+        "dense": config(),
+        "tied": config(tie_word_embeddings=True),
+        "llama3": config(rope_parameters=llama3),
+        "linear": config(rope_parameters=linear),
+        "biases": config(attention_bias=True, mlp_bias=True, num_key_value_heads=4),
+    }
+
+
+def make_tiny_model(config, seed: int):
+    """Weights wide enough that greedy output varies, norms away from 1, biases away from 0."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.uniform_(0.5, 1.5)
+            else:
+                parameter.normal_(std=0.3)
+    return model
+
+
+def greedy_ids(model, prompt_ids, new_tokens: int, **options):
+    """The new ids, and the smallest margin between the two best logits of any step."""
+    result = model.generate(
+        prompt_ids[None],
+        do_sample=False,
+        max_new_tokens=new_tokens,
+        output_logits=True,
+        return_dict_in_generate=True,
+        **options,
+    )
+    best_two = [step[0].topk(2).values for step in result.logits]
+    margin = min(float(best - second) for best, second in best_two)
+    return result.sequences[0, len(prompt_ids) :], margin
+
+
+def tiny_goldens(model, seed: int) -> dict:
+    import torch
+
+    torch.manual_seed(seed)
+    input_ids = torch.randint(0, model.config.vocab_size, (max(TINY_LENGTHS),))
+    goldens = {"input_ids": input_ids}
+    for length in TINY_LENGTHS:
+        goldens[f"logits.{length}"] = model(input_ids[None, :length]).logits[0]
+
+    def keep(name):
+        def hook(_module, _inputs, output):
+            goldens[f"hidden_states.{name}"] = output[0].clone()
+
+        return hook
+
+    hooks = [model.model.embed_tokens.register_forward_hook(keep("embed"))]
+    for index, layer in enumerate(model.model.layers):
+        hooks.append(layer.register_forward_hook(keep(index)))
+    model(input_ids[None])
+    for hook in hooks:
+        hook.remove()
+
+    ids, margin = greedy_ids(model, input_ids[:TINY_PROMPT], TINY_GREEDY, eos_token_id=None)
+    assert len(ids) == TINY_GREEDY and len(set(ids.tolist())) >= 12, ids
+    assert margin > LEAST_MARGIN, margin
+    goldens["greedy_ids"] = ids
+    return goldens
+
+
+def make_tiny(out: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaForCausalLM
+
+    with torch.inference_mode():
+        for seed, (name, config) in enumerate(tiny_configs().items()):
+            model = make_tiny_model(config, seed)
+            model.save_pretrained(out / name)
+            if name == "dense":
+                model.save_pretrained(out / "dense_sharded", max_shard_size="150KB")
+            goldens = tiny_goldens(model, seed)
+            # Loaded anew: model.to() would round the rotary frequencies as well, which nobody serves.
+            rounded = LlamaForCausalLM.from_pretrained(out / name, dtype=torch.bfloat16)
+            goldens["logits_bfloat16"] = rounded(goldens["input_ids"][None]).logits[0]
+            save_file(
+                {key: value.contiguous() for key, value in goldens.items()},
+                out / f"{name}.golden.safetensors",
+            )
+
+
+def smollm2_prompts(tokenizer) -> list[tuple[str, list[int]]]:
+    long_text = " ".join(
+        f"Rule {n}: the keeper of lamp {n} walks {n * 7 % 31} steps along the wall, then waits."
+        for n in range(1, 60)
+    )
+    chat = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is the capital of France?"}],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    texts = [
+        "Hello",
+        "The capital of France is",
+        chat,
+        "👍🏽 naïve 日本語のテキスト and 你好，世界 🎉 are",
+        "def fibonacci(n):\n",
+        long_text,
+        "Photosynthesis is the process by which",
+        "A prime number is",
+    ]
+    prompts = [(text, tokenizer.encode(text)) for text in texts]
+    prompts[5] = (long_text, prompts[5][1][:700])
+    assert len(prompts[0][1]) == 1 and len(prompts[5][1]) == 700, [len(ids) for _, ids in prompts]
+    return prompts
+
+
+def make_smollm2(model_dir: Path, out: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    goldens, texts = {}, {}
+    with torch.inference_mode():
+        for name, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
+            model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).eval()
+            for index, (text, ids) in enumerate(smollm2_prompts(tokenizer)):
+                prompt_ids = torch.tensor(ids)
+                logits = model(prompt_ids[None], logits_to_keep=1).logits[0, -1].float()
+                goldens[f"logits_{name}.{index}"] = logits.contiguous()
+                if dtype != torch.float32:
+                    continue
+                texts[f"prompt.{index}"] = text
+                goldens[f"prompt_ids.{index}"] = prompt_ids
+                new_ids, margin = greedy_ids(model, prompt_ids, SMOLLM2_GREEDY)
+                goldens[f"greedy_ids.{index}"] = new_ids.contiguous()
+                print(f"prompt {index}: {len(ids)} ids, {len(new_ids)} new, margin {margin:.4f}: "
+                      f"{tokenizer.decode(new_ids[:16])!r}", flush=True)
+                assert margin > LEAST_MARGIN, (index, margin)
+    save_file(goldens, out / "golden.safetensors", metadata=texts)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    tiny = commands.add_parser("tiny")
+    tiny.add_argument("out", type=Path)
+    smollm2 = commands.add_parser("smollm2")
+    smollm2.add_argument("model_dir", type=Path)
+    smollm2.add_argument("out", type=Path)
+    arguments = parser.parse_args()
+
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["TQDM_DISABLE"] = "1"
+    if arguments.command == "tiny":
+        make_once(arguments.out, stamp_of(), make_tiny)
+        return
+    weights = arguments.model_dir / "model.safetensors"
+    if not weights.is_file():
+        sys.exit(f"{weights}: missing: run scripts/prepare-model smollm2")
+    make_once(
+        arguments.out,
+        stamp_of(weights, arguments.model_dir / "config.json", arguments.model_dir / "tokenizer.json"),
+        lambda out: make_smollm2(arguments.model_dir, out),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+// The bound on memory: loading a slice never holds more than the slice and a piece of a tensor.
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+
+#include "support.h"
+
+namespace meshnet {
+namespace {
+
+constexpr int64_t kMebi = int64_t{1} << 20;
+constexpr int64_t kHidden = 1024;
+constexpr int64_t kIntermediate = 3072;
+constexpr int64_t kVocab = 40000;
+constexpr int64_t kLayers = 8;
+
+/// 312 MB in bf16: 8 layers of 19 MB, embedding and lm_head of 82 MB each. Two of the tensors are
+/// larger than all the slack that the test allows.
+void write_model(const std::filesystem::path& dir) {
+  const nlohmann::json config{{"model_type", "llama"},
+                              {"vocab_size", kVocab},
+                              {"hidden_size", kHidden},
+                              {"intermediate_size", kIntermediate},
+                              {"num_hidden_layers", kLayers},
+                              {"num_attention_heads", 8},
+                              {"num_key_value_heads", 2},
+                              {"max_position_embeddings", 128},
+                              {"rms_norm_eps", 1e-5},
+                              {"tie_word_embeddings", false}};
+  write_text(dir / "config.json", config.dump());
+  const auto weight = [](int64_t rows, int64_t columns) {
+    return at::ones({1}, at::kBFloat16).expand({rows, columns});
+  };
+  const at::Tensor norm = at::ones({kHidden}, at::kBFloat16);
+  Tensors tensors{{"model.embed_tokens.weight", weight(kVocab, kHidden)},
+                  {"model.norm.weight", norm},
+                  {"lm_head.weight", weight(kVocab, kHidden)}};
+  for (int64_t layer = 0; layer < kLayers; ++layer) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".";
+    tensors[prefix + "input_layernorm.weight"] = norm;
+    tensors[prefix + "post_attention_layernorm.weight"] = norm;
+    tensors[prefix + "self_attn.q_proj.weight"] = weight(kHidden, kHidden);
+    tensors[prefix + "self_attn.k_proj.weight"] = weight(kHidden / 4, kHidden);
+    tensors[prefix + "self_attn.v_proj.weight"] = weight(kHidden / 4, kHidden);
+    tensors[prefix + "self_attn.o_proj.weight"] = weight(kHidden, kHidden);
+    tensors[prefix + "mlp.gate_proj.weight"] = weight(kIntermediate, kHidden);
+    tensors[prefix + "mlp.up_proj.weight"] = weight(kIntermediate, kHidden);
+    tensors[prefix + "mlp.down_proj.weight"] = weight(kHidden, kIntermediate);
+  }
+  write_safetensors(dir / "model.safetensors", tensors);
+}
+
+/// What load_peak.cpp reports, in bytes.
+struct Measured {
+  int64_t slice = 0;
+  int64_t growth = 0;
+};
+
+/// Loads in a process of its own, which has held nothing else before.
+Measured load(const std::filesystem::path& dir, LayerRange layers, const char* dtype) {
+  const std::string command = std::string(LOAD_PEAK) + " '" + dir.string() + "' " +
+                              std::to_string(layers.first) + " " + std::to_string(layers.last) +
+                              " " + dtype;
+  FILE* output = ::popen(command.c_str(), "r");
+  long long slice = 0;
+  long long growth = 0;
+  const int fields = std::fscanf(output, "%lld %lld", &slice, &growth);
+  EXPECT_EQ(::pclose(output), 0) << command;
+  EXPECT_EQ(fields, 2) << command;
+  return {slice, growth};
+}
+
+TEST(Memory, LoadingHoldsTheSliceAndLittleMore) {
+  const TemporaryDirectory dir;
+  write_model(dir.path());
+  for (const char* dtype : {"bfloat16", "float32"}) {
+    for (const LayerRange layers : {LayerRange{0, 2}, {2, 6}, {6, 8}}) {
+      const Measured measured = load(dir.path(), layers, dtype);
+      // That it saw the slice at all shows that the measurement works.
+      EXPECT_GT(measured.growth, measured.slice * 9 / 10) << to_string(layers) << " " << dtype;
+      EXPECT_LT(measured.growth, measured.slice + 40 * kMebi) << to_string(layers) << " " << dtype;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace meshnet

@@ -1,0 +1,123 @@
+#include "models/ops.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include <cmath>
+
+#include "models/kernels/silu_and_mul.h"
+#include "models/rope.h"
+#include "support.h"
+
+namespace meshnet {
+namespace {
+
+/// LlamaRMSNorm of transformers, operation by operation.
+at::Tensor rms_norm_of_transformers(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  const at::Tensor hidden_states = x.to(at::kFloat);
+  const at::Tensor variance = hidden_states.pow(2).mean(-1, true);
+  return weight * (hidden_states * at::rsqrt(variance + eps)).to(x.scalar_type());
+}
+
+TEST(RmsNorm, RoundsWhereTransformersDoes) {  // B52
+  at::manual_seed(0);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t rows : {1, 7, 300}) {
+      const at::Tensor x = (at::randn({rows, 576}) * 3).to(dtype);
+      at::Tensor weight = (at::rand({576}) + 0.5).to(dtype);
+      weight[3] = 0.001;
+      EXPECT_TRUE(at::equal(rms_norm(x, weight, 1e-5), rms_norm_of_transformers(x, weight, 1e-5)))
+          << c10::toString(dtype) << " rows " << rows;
+    }
+  }
+}
+
+TEST(Rope, RotatesEachPairByPositionTimesFrequency) {
+  at::manual_seed(0);
+  const at::Tensor inv_freq = rope_inv_freq({.rope_theta = 100.0}, 4);
+  EXPECT_TRUE(at::allclose(inv_freq, at::tensor({1.0F, 0.1F})));
+  const at::Tensor at_positions = positions({{0, 2, 0}, {2, 1, 7}});
+  EXPECT_TRUE(at::equal(at_positions, at::tensor({0, 1, 7}, at::kLong)));
+
+  const auto [cos, sin] = rotary_embedding(at_positions, inv_freq, at::kFloat);
+  const at::Tensor states = at::randn({3, 2, 4});
+  const at::Tensor rotated = apply_rotary_pos_emb(states, cos, sin);
+  EXPECT_TRUE(at::equal(rotated[0], states[0]));
+  for (const int64_t pair : {0, 1}) {  // elements i and i + head_dim / 2
+    const double angle = 7 * (pair == 0 ? 1.0 : 0.1);
+    const at::Tensor x = states[2].select(1, pair);
+    const at::Tensor y = states[2].select(1, pair + 2);
+    const at::Tensor expected = x * std::cos(angle) - y * std::sin(angle);
+    EXPECT_TRUE(at::allclose(rotated[2].select(1, pair), expected, 1e-5, 1e-6));
+  }
+}
+
+TEST(Rope, AnglesAreFloat32WhateverTheDtype) {
+  // In bf16 neither the position nor the product could be told from its neighbours.
+  const at::Tensor inv_freq = rope_inv_freq({}, 64);
+  const at::Tensor at_positions = positions({{0, 2, 8190}});
+  const auto [cos, sin] = rotary_embedding(at_positions, inv_freq, at::kBFloat16);
+  const auto exact = rotary_embedding(at_positions, inv_freq, at::kFloat);
+  EXPECT_EQ(cos.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::equal(cos, exact.first.to(at::kBFloat16)));
+  EXPECT_NEAR(exact.first[1][0].item<double>(), std::cos(8191.0), 1e-5);
+}
+
+/// softmax(query · key) · value of one head, with everything written out. query [rows, head_dim].
+at::Tensor attention_of_one_head(const at::Tensor& query,
+                                 const at::Tensor& key,
+                                 const at::Tensor& value,
+                                 double scaling) {
+  std::vector<at::Tensor> rows;
+  const int64_t past = key.size(0) - query.size(0);
+  for (int64_t row = 0; row < query.size(0); ++row) {
+    const at::Tensor seen = key.narrow(0, 0, past + row + 1);
+    const at::Tensor weights = at::softmax(at::mv(seen, query[row]) * scaling, 0);
+    rows.push_back(at::mv(value.narrow(0, 0, past + row + 1).t(), weights));
+  }
+  return at::stack(rows);
+}
+
+TEST(CausalAttention, GroupsHeadsAndSeesOnlyTheNotLater) {
+  at::manual_seed(0);
+  constexpr int64_t kLength = 9;
+  const at::Tensor query = at::randn({kLength, 6, 8});
+  const at::Tensor key = at::randn({kLength, 2, 8});
+  const at::Tensor value = at::randn({kLength, 2, 8});
+  std::vector<at::Tensor> heads;
+  for (int64_t head = 0; head < 6; ++head) {
+    heads.push_back(attention_of_one_head(
+        query.select(1, head), key.select(1, head / 3), value.select(1, head / 3), 0.3));
+  }
+  const at::Tensor expected = at::cat(heads, 1);
+  EXPECT_TRUE(at::allclose(causal_attention(query, key, value, 0.3), expected, 1e-4, 1e-5));
+
+  // The newest rows over keys and values of a past: the last rows of the whole.
+  for (const int64_t rows : {1, 2, 5}) {
+    const at::Tensor newest =
+        causal_attention(query.narrow(0, kLength - rows, rows), key, value, 0.3);
+    EXPECT_TRUE(at::allclose(newest, expected.narrow(0, kLength - rows, rows), 1e-4, 1e-5)) << rows;
+  }
+}
+
+TEST(SiluAndMul, GatesTheSecondHalfByTheFirst) {
+  at::manual_seed(0);
+  std::vector<at::Device> devices{at::kCPU};
+  if (at::hasCUDA()) devices.emplace_back(at::kCUDA, 0);  // the kernel, where there is a GPU
+  for (const at::Device device : devices) {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      const at::Tensor gate_up = (at::randn({5, 614}) * 4).to(dtype);
+      const at::Tensor out = silu_and_mul(gate_up.to(device)).cpu();
+      ASSERT_EQ(out.sizes(), (at::IntArrayRef{5, 307}));
+      EXPECT_EQ(out.scalar_type(), dtype);
+      const at::Tensor gate = gate_up.narrow(1, 0, 307).to(at::kDouble);
+      const at::Tensor up = gate_up.narrow(1, 307, 307).to(at::kDouble);
+      const double tolerance = dtype == at::kFloat ? 1e-6 : 1e-2;
+      EXPECT_LT(relative_error(out, gate / (1 + at::exp(-gate)) * up), tolerance)
+          << device << " " << c10::toString(dtype);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace meshnet

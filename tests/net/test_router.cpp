@@ -1,0 +1,89 @@
+#include "net/router.h"
+
+#include <gmock/gmock.h>
+
+#include "net/http_error.h"
+
+namespace meshnet {
+namespace {
+
+using ::testing::HasSubstr;
+
+class NoExchange : public Exchange {
+  Awaitable<void> send(HttpResponse) override { throw std::logic_error("not called"); }
+  Awaitable<void> begin_stream(HttpResponse) override { throw std::logic_error("not called"); }
+  Awaitable<void> write(std::string_view) override { throw std::logic_error("not called"); }
+  Awaitable<void> end_stream() override { throw std::logic_error("not called"); }
+  bool streaming() const override { return false; }
+};
+
+class RouterTest : public ::testing::Test {
+ protected:
+  RouterTest() {
+    add(http::verb::get, "/health", 1);
+    add(http::verb::post, "/v1/chat/completions", 2);
+    add(http::verb::options, "/v1/chat/completions", 3);
+    add(http::verb::delete_, "/sessions/{id}", 4);
+  }
+
+  void add(http::verb method, std::string path, int number) {
+    router_.add(method, std::move(path), [this, number](Exchange&) -> Awaitable<void> {
+      called_ = number;
+      throw std::runtime_error("reached");
+    });
+  }
+
+  /// Number of the handler, or minus the status of the refusal.
+  int route(http::verb method, const std::string& target) {
+    called_ = 0;
+    try {
+      const Handler& handler = router_.match(HttpRequest(method, target, 11));
+      // The handlers are no coroutines: they run, and throw, when called.
+      NoExchange exchange;
+      EXPECT_THROW(handler(exchange), std::runtime_error);
+      return called_;
+    } catch (const HttpError& error) {
+      message_ = error.what();
+      return -static_cast<int>(error.status);
+    }
+  }
+
+  Router router_;
+  int called_ = 0;
+  std::string message_;
+};
+
+TEST_F(RouterTest, MatchesMethodAndPath) {
+  EXPECT_EQ(route(http::verb::get, "/health"), 1);
+  EXPECT_EQ(route(http::verb::get, "/health?verbose=1"), 1);
+  EXPECT_EQ(route(http::verb::head, "/health"), 1);
+  EXPECT_EQ(route(http::verb::post, "/v1/chat/completions"), 2);
+  EXPECT_EQ(route(http::verb::options, "/v1/chat/completions"), 3);
+  EXPECT_EQ(route(http::verb::delete_, "/sessions/a-b.c"), 4);
+}
+
+TEST_F(RouterTest, UnknownPathIs404) {
+  for (const char* path :
+       {"/", "/healthy", "/health/", "/sessions", "/sessions/", "/sessions/a/b", "*", "/v1"}) {
+    EXPECT_EQ(route(http::verb::get, path), -404) << path;
+  }
+}
+
+TEST_F(RouterTest, OtherMethodIs405AndNamesTheAllowed) {
+  EXPECT_EQ(route(http::verb::put, "/v1/chat/completions"), -405);
+  EXPECT_THAT(message_, HasSubstr("takes POST, OPTIONS, got PUT"));
+  EXPECT_EQ(route(http::verb::get, "/sessions/s1"), -405);
+  EXPECT_THAT(message_, HasSubstr("DELETE"));
+}
+
+TEST(LastSegment, IsPercentDecoded) {
+  EXPECT_EQ(last_segment("/sessions/s1?x=1"), "s1");
+  EXPECT_EQ(last_segment("/sessions/a%2Fb%20c%7e"), "a/b c~");
+  EXPECT_EQ(last_segment("/sessions/"), "");
+  for (const char* bad : {"/sessions/%", "/sessions/%2", "/sessions/%zz", "/sessions/a%2"}) {
+    EXPECT_THROW(last_segment(bad), HttpError) << bad;
+  }
+}
+
+}  // namespace
+}  // namespace meshnet

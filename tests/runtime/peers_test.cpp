@@ -1,0 +1,98 @@
+#include "runtime/peers.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <string>
+
+#include "net/http_error.h"
+#include "tests/runtime/stub_node.h"
+
+namespace meshnet {
+namespace {
+
+using testing::HasSubstr;
+
+/// Answers GET /status with a body that a test may change.
+StubNode::Answer status(const std::string& body, http::status code = http::status::ok) {
+  return [=](const HttpRequest&) -> Awaitable<HttpResponse> {
+    HttpResponse response{code, 11};
+    response.body() = body;
+    co_return response;
+  };
+}
+
+class PeersTest : public testing::Test {
+ protected:
+  PeersTest() : client_(io_.get_executor(), {}) {
+    topology_.nodes.resize(2);
+    topology_.nodes[0].name = "head";
+    topology_.nodes[0].layers = {0, 2};
+    topology_.nodes[1].name = "tail";
+    topology_.nodes[1].layers = {2, 4};
+    topology_.nodes[1].url = {"127.0.0.1", 1};  // nothing listens there
+  }
+  std::vector<Hop> choose() {
+    Peers peers(client_, topology_, topology_.nodes[0], "secret", "f00d", 4);
+    return run_until_done(io_, peers.choose_hops());
+  }
+  std::string refusal() {
+    try {
+      choose();
+    } catch (const HttpError& error) {
+      EXPECT_EQ(error.status, 502U);
+      return error.what();
+    }
+    return "no error";
+  }
+
+  asio::io_context io_;
+  Topology topology_;
+  HttpClient client_;
+};
+
+TEST_F(PeersTest, ANodeThatAnswersIsAHop) {
+  StubNode tail(io_, status(R"({"protocol": 1, "state": "ready", "model_fingerprint": "f00d"})"));
+  topology_.nodes[1].url = tail.url();
+  const auto hops = choose();
+  ASSERT_EQ(hops.size(), 1U);
+  EXPECT_EQ(hops[0].name, "tail");
+  EXPECT_EQ(hops[0].start_layer, 2);
+  EXPECT_EQ(hops[0].protocol, 1);
+  EXPECT_EQ(tail.requests.at(0)[http::field::authorization], "Bearer secret");
+}
+
+TEST_F(PeersTest, ANodeWithoutStatusSpeaksProtocolZero) {
+  StubNode tail(io_, status("not found", http::status::not_found));
+  topology_.nodes[1].url = tail.url();
+  EXPECT_EQ(choose().at(0).protocol, 0);
+}
+
+TEST_F(PeersTest, SaysWhyNoRouteIsComplete) {
+  EXPECT_THAT(
+      refusal(),
+      HasSubstr("no usable node holds layers 2-3; tail (2-3) at 127.0.0.1:1 does not answer"));
+  StubNode loading(io_,
+                   status(R"({"protocol": 1, "state": "loading", "model_fingerprint": "f00d"})"));
+  topology_.nodes[1].url = loading.url();
+  EXPECT_THAT(refusal(), HasSubstr("still loading"));
+  StubNode other(io_, status(R"({"protocol": 1, "state": "ready", "model_fingerprint": "beef"})"));
+  topology_.nodes[1].url = other.url();
+  EXPECT_THAT(refusal(), HasSubstr("serves another model (fingerprint beef, ours is f00d)"));
+  StubNode strict(io_, status("{}", http::status::unauthorized));
+  topology_.nodes[1].url = strict.url();
+  EXPECT_THAT(refusal(), HasSubstr("refuses our cluster token"));
+}
+
+TEST_F(PeersTest, ANodeStartedLaterIsFoundByTheNextRequest) {
+  Peers peers(client_, topology_, topology_.nodes[0], "", "f00d", 4);
+  EXPECT_THROW(run_until_done(io_, peers.choose_hops()), HttpError);
+  StubNode tail(io_, status(R"({"protocol": 1, "state": "ready"})"));
+  topology_.nodes[1].url = tail.url();
+  EXPECT_EQ(run_until_done(io_, peers.choose_hops()).size(), 1U);
+  EXPECT_TRUE(peers.unavailable_reason().empty());
+}
+
+}  // namespace
+}  // namespace meshnet
