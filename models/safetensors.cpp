@@ -204,11 +204,15 @@ void SafetensorsFile::parse() {
 }
 
 void SafetensorsFile::release_pages(std::span<const std::byte> data) const {
+  // A page fault maps the pages around it as well, so reading this brought back some of what lies
+  // before, released already.
+  constexpr std::ptrdiff_t kAround = std::ptrdiff_t{2} << 20;
+  const std::byte* around = data.data() - std::min(kAround, data.data() - mapping_.data());
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(data.data()) / page * page;
+  const auto begin = reinterpret_cast<uintptr_t>(around) / page * page;
   const auto end = reinterpret_cast<uintptr_t>(data.data()) + data.size();
-  // Advice only: a neighbour's bytes on the first or last page are read again when they are needed,
-  // and memory is all that a failure could cost.
+  // Advice only: whoever needs a neighbour's bytes reads them again, and memory is all that a
+  // failure could cost.
   ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 

@@ -19,7 +19,9 @@ namespace {
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 // Large enough that its overhead is nothing, small beside any bound on memory.
-constexpr int64_t kPieceBytes = int64_t{4} << 20;
+constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
+// For files whose tensors lie at odd addresses. Small: malloc would keep what a large one leaves.
+constexpr std::size_t kRealignedBytes = std::size_t{64} << 10;
 
 /// The index's weight_map, tensor name → file name. A name with a folder in it could point
 /// anywhere.
@@ -54,27 +56,25 @@ std::optional<at::ScalarType> to_scalar_type(std::string_view dtype) {
   return std::nullopt;
 }
 
-/// `count` elements at `bytes`, without a copy where they lie aligned.
-at::Tensor wrap(std::span<const std::byte> bytes, int64_t count, at::ScalarType dtype) {
-  if (reinterpret_cast<uintptr_t>(bytes.data()) % c10::elementSize(dtype) == 0) {
-    return at::from_blob(const_cast<std::byte*>(bytes.data()), {count}, dtype);
-  }
-  at::Tensor aligned = at::empty({count}, dtype);
-  std::copy(bytes.begin(), bytes.end(), static_cast<std::byte*>(aligned.mutable_data_ptr()));
-  return aligned;
-}
-
 void copy_in_pieces(const SafetensorsFile& file,
                     const StoredTensor& stored,
                     at::ScalarType stored_dtype,
                     const at::Tensor& into) {
-  const auto element = static_cast<int64_t>(c10::elementSize(stored_dtype));
+  const std::size_t element = c10::elementSize(stored_dtype);
+  const bool aligned = reinterpret_cast<uintptr_t>(stored.data.data()) % element == 0;
+  std::vector<std::byte> realigned(aligned ? 0 : kRealignedBytes);
+  const std::size_t piece = aligned ? kPieceBytes : kRealignedBytes;
   const at::Tensor flat = into.view(-1);
-  for (int64_t first = 0; first < flat.numel(); first += kPieceBytes / element) {
-    const int64_t count = std::min(kPieceBytes / element, flat.numel() - first);
-    const auto bytes = stored.data.subspan(static_cast<std::size_t>(first * element),
-                                           static_cast<std::size_t>(count * element));
-    flat.narrow(0, first, count).copy_(wrap(bytes, count, stored_dtype));
+  for (std::size_t first = 0; first < stored.data.size(); first += piece) {
+    const auto bytes = stored.data.subspan(first, std::min(piece, stored.data.size() - first));
+    const std::byte* source = bytes.data();
+    if (!aligned) {
+      std::copy(bytes.begin(), bytes.end(), realigned.begin());
+      source = realigned.data();
+    }
+    const auto count = static_cast<int64_t>(bytes.size() / element);
+    flat.narrow(0, static_cast<int64_t>(first / element), count)
+        .copy_(at::from_blob(const_cast<std::byte*>(source), {count}, stored_dtype));
     file.release_pages(bytes);
   }
 }

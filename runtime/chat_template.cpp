@@ -132,9 +132,9 @@ std::string ChatTemplate::render(std::string_view messages,
     case kTextOk:
       return answer.text();
     case kTextRaised:
-      throw HttpError(400, "invalid_request_error", answer.text());
+      throw HttpError(400, kInvalidRequest, answer.text());
     default:
-      throw HttpError(400, "invalid_request_error", "chat template, " + answer.text());
+      throw HttpError(400, kInvalidRequest, "chat template, " + answer.text());
   }
 }
 

@@ -22,7 +22,7 @@ class ChatTemplate {
   ChatTemplate& operator=(ChatTemplate&&) noexcept;
 
   /// JSON array of messages (and of tools, or empty) → prompt text, generation prompt added.
-  /// `kwargs`: JSON object or empty, more variables. Throws HttpError 400 invalid_request_error
+  /// `kwargs`: JSON object or empty, more variables. Throws HttpError 400 kInvalidRequest
   /// with the template's own words from raise_exception, or with what it could not render.
   std::string render(std::string_view messages,
                      std::string_view tools,

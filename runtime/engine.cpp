@@ -71,7 +71,7 @@ StepOutput Engine::run(const StepInput& input) {
 
   at::Tensor hidden_states;
   if (const auto* ids = std::get_if<std::vector<int64_t>>(&input.input)) {
-    hidden_states = slice_->embed(at::tensor(*ids, at::kLong).to(device));
+    hidden_states = slice_->embed(at::tensor(*ids, at::kLong));
   } else {
     hidden_states = to_tensor(std::get<HiddenStates>(input.input), to_scalar_type(dtype_), device);
   }

@@ -23,11 +23,26 @@ void check_tail(const std::vector<Hop>& hops, const SamplingParams& sampling) {
   const bool greedy = sampling.temperature == 0.0 || sampling.top_p == 0.0;
   if (hops.empty() || hops.back().protocol >= 1 || greedy) return;
   throw HttpError(400,
-                  "invalid_request_error",
+                  kInvalidRequest,
                   fmt::format("temperature: the last node of the route, {}, speaks protocol 0 and "
                               "can only answer greedily; "
                               "ask with temperature 0",
                               hops.back().name));
+}
+
+/// The token of the route's last answer; whatever it is, it must be a row of the embedding.
+int64_t checked_token(const ForwardReply& reply, const Hop& tail, int64_t vocab_size) {
+  const auto* token = std::get_if<TokenReply>(&reply.result);
+  const auto id = token == nullptr ? std::nullopt : token->token_id;
+  if (id && *id >= 0 && *id < vocab_size) return *id;
+  HttpError error(
+      502,
+      kBadAnswer,
+      id ? fmt::format(
+               "{} answered with token_id {}, expected one in [0, {})", tail.name, *id, vocab_size)
+         : fmt::format("{} is the last of the route, but answered without a token_id", tail.name));
+  error.node = tail.name;
+  throw error;
 }
 
 }  // namespace
@@ -173,16 +188,7 @@ Awaitable<int64_t> Generator::step(Session& session, CacheMode mode) {
   ForwardReply reply = co_await pipeline_.carry(std::move(request), session.hops);
   observe(session, parse_server_timing(reply.server_timing));
 
-  const auto* token = std::get_if<TokenReply>(&reply.result);
-  if (token == nullptr || !token->token_id) {
-    HttpError error(502,
-                    "invalid_answer",
-                    fmt::format("{} is the last of the route, but answered without a token_id",
-                                session.hops.back().name));
-    error.node = session.hops.back().name;
-    throw error;
-  }
-  co_return *token->token_id;
+  co_return checked_token(reply, session.hops.back(), shard_.config().vocab_size);
 }
 
 void Generator::observe(Session& session, const std::vector<Timing>& timings) {

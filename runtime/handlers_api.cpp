@@ -65,29 +65,28 @@ std::vector<int64_t> chat_prompt(const Node& node, const ChatRequest& request) {
 }
 
 std::vector<int64_t> completion_prompt(const Node& node, const CompletionRequest& request) {
-  if (const auto* text = std::get_if<std::string>(&request.prompt)) {
-    return node.tokenizer->encode(*text, /*add_special_tokens=*/true);
-  }
-  const auto& ids = std::get<std::vector<int64_t>>(request.prompt);
-  const int64_t vocab_size = node.shard.config().vocab_size;
+  if (const auto* ids = std::get_if<std::vector<int64_t>>(&request.prompt)) return *ids;
+  return node.tokenizer->encode(std::get<std::string>(request.prompt), /*add_special_tokens=*/true);
+}
+
+/// Ids come from clients, and from tokenizers that may know more tokens than the model has rows.
+void check_ids(const std::vector<int64_t>& ids, int64_t vocab_size) {
   const auto outside =
       std::ranges::find_if(ids, [&](int64_t id) { return id < 0 || id >= vocab_size; });
-  if (outside != ids.end()) {
-    throw bad_request(
-        "invalid_request_error",
-        "prompt",
-        fmt::format("prompt: expected token ids in [0, {}), got {}", vocab_size, *outside));
-  }
-  return ids;
+  if (outside == ids.end()) return;
+  throw bad_request(
+      kInvalidRequest,
+      "prompt",
+      fmt::format("prompt: expected token ids in [0, {}), got {}", vocab_size, *outside));
 }
 
 GenerationInput make_input(const Node& node,
                            const GenerationRequest& request,
                            std::vector<int64_t> prompt_ids,
                            const AnswerHead& head) {
+  check_ids(prompt_ids, node.shard.config().vocab_size);
   const auto prompt_tokens = static_cast<int64_t>(prompt_ids.size());
-  if (prompt_tokens == 0)
-    throw bad_request("invalid_request_error", "prompt", "the prompt has no tokens");
+  if (prompt_tokens == 0) throw bad_request(kInvalidRequest, "prompt", "the prompt has no tokens");
   const int64_t room = node.max_context() - prompt_tokens;
   if (room < 1) {
     throw bad_request(

@@ -44,7 +44,7 @@ void check_request(const Node& node, const ForwardRequest& request) {
       throw miss;
     }
     refuse(400,
-           "invalid_request",
+           kInvalidRequest,
            fmt::format("X-Meshnet-Start-Layer: expected a layer of this shard, {}, got {}",
                        to_string(layers),
                        *request.start_layer));
@@ -52,12 +52,12 @@ void check_request(const Node& node, const ForwardRequest& request) {
   if (request.mode == CacheMode::kStateless && request.past_len > 0) {
     refuse(
         400,
-        "invalid_request",
+        kInvalidRequest,
         fmt::format("X-Meshnet-Past-Len: a stateless step has no past, got {}", request.past_len));
   }
   if (request.past_len + request.hidden.tokens > node.max_context()) {
     refuse(400,
-           "invalid_request",
+           kInvalidRequest,
            fmt::format("X-Meshnet-Past-Len: {} past and {} new tokens exceed the context of {}",
                        request.past_len,
                        request.hidden.tokens,

@@ -20,7 +20,7 @@ void read_number(const json& object, const char* key, Number low, Number high, N
   if (!right_kind || found->get<double>() < static_cast<double>(low) ||
       found->get<double>() > static_cast<double>(high)) {
     throw HttpError(400,
-                    "invalid_request",
+                    kInvalidRequest,
                     fmt::format("meta.sampling.{}: expected a number in [{}, {}], got {}",
                                 key,
                                 low,
@@ -47,7 +47,7 @@ SamplingParams parse_meta(const std::string& meta) {
   const json object = json::parse(meta, nullptr, /*allow_exceptions=*/false);
   const json sampling = object.is_object() ? object.value("sampling", json::object()) : json();
   if (!sampling.is_object())
-    throw HttpError(400, "invalid_request", "meta.sampling: expected a JSON object");
+    throw HttpError(400, kInvalidRequest, "meta.sampling: expected a JSON object");
   read_number<double>(sampling, "temperature", 0.0, 100.0, params.temperature);
   read_number<int64_t>(sampling, "top_k", 0, int64_t{1} << 31, params.top_k);
   read_number<double>(sampling, "top_p", 0.0, 1.0, params.top_p);

@@ -108,36 +108,31 @@ PeerState Peers::judge(const HttpResponse& response) const {
   return state;
 }
 
-std::vector<Hop> Peers::usable_hops() const {
-  std::vector<RouteCandidate> candidates{{self_.name, self_.layers}};
+std::vector<RouteCandidate> Peers::candidates() const {
+  std::vector<RouteCandidate> usable{{self_.name, self_.layers}};
   for (const auto& node : topology_.nodes) {
     if (node.name != self_.name && states_.at(node.name).usable)
-      candidates.push_back({node.name, node.layers});
+      usable.push_back({node.name, node.layers});
   }
-  const Route route = choose_route(candidates, self_.name, num_hidden_layers_);
-  std::vector<Hop> hops;
-  if (!route.complete()) return hops;
-  for (const auto& hop : std::span(route.hops).subspan(1)) {
-    hops.push_back(
-        {hop.name, topology_.node(hop.name).url, hop.start_layer, states_.at(hop.name).protocol});
-  }
-  return hops;
+  return usable;
 }
 
 Awaitable<std::vector<Hop>> Peers::choose_hops() {
   if (!unavailable_reason().empty()) co_await ask_all(/*only_unusable=*/true);
   if (const auto reason = unavailable_reason(); !reason.empty())
     throw HttpError(502, "no_route", reason);
-  co_return usable_hops();
+
+  const Route route = choose_route(candidates(), self_.name, num_hidden_layers_);
+  std::vector<Hop> hops;
+  for (const auto& hop : std::span(route.hops).subspan(1)) {
+    hops.push_back(
+        {hop.name, topology_.node(hop.name).url, hop.start_layer, states_.at(hop.name).protocol});
+  }
+  co_return hops;
 }
 
 std::string Peers::unavailable_reason() const {
-  std::vector<RouteCandidate> candidates{{self_.name, self_.layers}};
-  for (const auto& node : topology_.nodes) {
-    if (node.name != self_.name && states_.at(node.name).usable)
-      candidates.push_back({node.name, node.layers});
-  }
-  const LayerRange gap = first_gap(candidates, num_hidden_layers_);
+  const LayerRange gap = first_gap(candidates(), num_hidden_layers_);
   if (gap.size() == 0) return {};
   std::string reason =
       fmt::format("no complete route: no usable node holds layers {}", to_string(gap));

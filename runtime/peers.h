@@ -6,6 +6,7 @@
 
 #include "net/http_client.h"
 #include "runtime/pipeline.h"
+#include "runtime/route.h"
 #include "runtime/settings.h"
 
 namespace meshnet {
@@ -45,7 +46,8 @@ class Peers {
   Awaitable<void> ask(const NodeSettings& node);
   Awaitable<void> ask_all(bool only_unusable);
   PeerState judge(const HttpResponse& response) const;
-  std::vector<Hop> usable_hops() const;
+  /// This node and those that are usable.
+  std::vector<RouteCandidate> candidates() const;
 
   HttpClient& client_;
   const Topology& topology_;

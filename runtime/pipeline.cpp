@@ -104,6 +104,7 @@ Awaitable<ForwardReply> Pipeline::send(const Hop& hop,
 
   HttpError error = parse_node_error(response.result_int(), response.body());
   if (error.node.empty()) error.node = hop.name;
+  if (error.status == 429) error.retry_after_seconds = 1;
   if (!error.hop_index) error.hop_index = hop_index;
   throw error;
 }
@@ -114,7 +115,7 @@ std::vector<Hop> resolve_route(const std::vector<std::string>& names,
   std::vector<Hop> hops;
   if (names.empty()) return hops;
   const auto refuse = [](const std::string& message) {
-    return HttpError(400, "invalid_request", "X-Meshnet-Route: " + message);
+    return HttpError(400, kInvalidRequest, "X-Meshnet-Route: " + message);
   };
   if (names.front() != self.name) {
     throw refuse(fmt::format(

@@ -135,9 +135,9 @@ class Cluster:
         body = {"messages": [{"role": "user", "content": content}], "temperature": 0, **fields}
         return call(self.url(name) + "/v1/chat/completions", body)
 
-    def complete(self, name, prompt, **fields) -> Answer:
+    def complete(self, name, prompt, timeout=120, **fields) -> Answer:
         body = {"prompt": prompt, "temperature": 0, "return_token_ids": True, **fields}
-        return call(self.url(name) + "/v1/completions", body)
+        return call(self.url(name) + "/v1/completions", body, timeout=timeout)
 
 
 def sse_events(body: bytes):

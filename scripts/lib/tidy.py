@@ -28,7 +28,8 @@ def clang_command(command: str) -> str:
 
 def write_database() -> set[str]:
     entries = json.loads((BUILD / "compile_commands.json").read_text())
-    entries = [entry for entry in entries if entry["file"].endswith(".cpp")]
+    # Each file once, though two test binaries may share it.
+    entries = list({e["file"]: e for e in entries if e["file"].endswith(".cpp")}.values())
     for entry in entries:
         entry["command"] = clang_command(entry["command"])
     TIDY.mkdir(parents=True, exist_ok=True)

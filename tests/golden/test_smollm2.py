@@ -58,7 +58,7 @@ def layout(request, smollm2, tmp_path_factory):
 
 def generate_chained(cluster, prompt_ids):
     head = next(iter(cluster.topology["nodes"]))
-    answer = cluster.complete(head, prompt_ids, max_tokens=TOKENS)
+    answer = cluster.complete(head, prompt_ids, max_tokens=TOKENS, timeout=1200)
     assert answer.status == 200, answer.body
     return answer.json()["choices"][0]["token_ids"]
 
@@ -77,7 +77,7 @@ def generate_driven(cluster, prompt_ids, embed_tokens, count, session):
                 "X-Meshnet-Start-Layer": str(start_layer),
             }
             request = urllib.request.Request(cluster.url(name) + "/forward", body, headers)
-            with urllib.request.urlopen(request, timeout=120) as response:
+            with urllib.request.urlopen(request, timeout=1200) as response:
                 body = response.read()
             start_layer = int(node["layers"].split("-")[-1]) + 1
         tokens.append(json.loads(body)["token_id"])

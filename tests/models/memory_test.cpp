@@ -81,7 +81,7 @@ TEST(Memory, LoadingHoldsTheSliceAndLittleMore) {
       const Measured measured = load(dir.path(), layers, dtype);
       // That it saw the slice at all shows that the measurement works.
       EXPECT_GT(measured.growth, measured.slice * 9 / 10) << to_string(layers) << " " << dtype;
-      EXPECT_LT(measured.growth, measured.slice + 40 * kMebi) << to_string(layers) << " " << dtype;
+      EXPECT_LT(measured.growth, measured.slice + 16 * kMebi) << to_string(layers) << " " << dtype;
     }
   }
 }

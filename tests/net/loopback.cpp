@@ -14,6 +14,7 @@
 
 // libstdc++ counts the references of an exception_ptr in code that is not instrumented, so the
 // thread sanitizer takes the last release on another thread than the catch for a race.
+// NOLINTNEXTLINE(bugprone-reserved-identifier,readability-identifier-naming): the sanitizer's name
 extern "C" const char* __tsan_default_suppressions() {
   return "race:std::__exception_ptr::exception_ptr::_M_release\n";
 }

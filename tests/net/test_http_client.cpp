@@ -23,7 +23,7 @@ HttpRequest post(std::string body) {
 }
 
 class HttpClientTest : public ::testing::Test {
- protected:
+ public:
   explicit HttpClientTest(ClientLimits limits = {}) {
     io_.call([&] { client_ = std::make_unique<HttpClient>(io_.executor(), limits); });
   }
@@ -31,6 +31,7 @@ class HttpClientTest : public ::testing::Test {
     io_.call([&] { client_.reset(); });
   }
 
+ protected:
   std::future<HttpResponse> start(const Url& url, std::string body, milliseconds timeout) {
     return io_.start(send(url, post(std::move(body)), timeout));
   }

@@ -10,7 +10,6 @@ namespace {
 
 using std::chrono::seconds;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 Awaitable<void> answer_size(Exchange& exchange) {
   co_await exchange.send(text_answer(std::to_string(exchange.request.body().size())));

@@ -149,8 +149,8 @@ struct BadField {
   const char* param;
   const char* value;
 };
-void PrintTo(const BadField& field, std::ostream* out) {
-  *out << field.param << ' ' << field.value;
+std::ostream& operator<<(std::ostream& out, const BadField& field) {
+  return out << field.param << ' ' << field.value;
 }
 
 class ChatRequestRefuses : public ::testing::TestWithParam<BadField> {};
