@@ -25,24 +25,24 @@ constexpr std::size_t kMaxHeaderBytes = 100'000'000;  // the limit of the refere
 
 /// Bytes of one element; 0 for a type that we do not know (it is refused when it is asked for).
 int64_t element_size(std::string_view dtype) {
-  static const std::map<std::string_view, int64_t> sizes{{"BOOL", 1},
-                                                         {"U8", 1},
-                                                         {"I8", 1},
-                                                         {"F8_E4M3", 1},
-                                                         {"F8_E5M2", 1},
-                                                         {"F8_E8M0", 1},
-                                                         {"I16", 2},
-                                                         {"U16", 2},
-                                                         {"F16", 2},
-                                                         {"BF16", 2},
-                                                         {"I32", 4},
-                                                         {"U32", 4},
-                                                         {"F32", 4},
-                                                         {"I64", 8},
-                                                         {"U64", 8},
-                                                         {"F64", 8}};
-  const auto it = sizes.find(dtype);
-  return it == sizes.end() ? 0 : it->second;
+  static const std::map<std::string_view, int64_t> kSizes{{"BOOL", 1},
+                                                          {"U8", 1},
+                                                          {"I8", 1},
+                                                          {"F8_E4M3", 1},
+                                                          {"F8_E5M2", 1},
+                                                          {"F8_E8M0", 1},
+                                                          {"I16", 2},
+                                                          {"U16", 2},
+                                                          {"F16", 2},
+                                                          {"BF16", 2},
+                                                          {"I32", 4},
+                                                          {"U32", 4},
+                                                          {"F32", 4},
+                                                          {"I64", 8},
+                                                          {"U64", 8},
+                                                          {"F64", 8}};
+  const auto it = kSizes.find(dtype);
+  return it == kSizes.end() ? 0 : it->second;
 }
 
 /// The header's JSON. A name that stands twice is an error: which of the two is meant?

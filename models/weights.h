@@ -29,7 +29,6 @@ class Checkpoint {
   };
   /// Throws std::runtime_error naming the tensor, and the file that lacks it or is missing.
   Entry find(const std::string& name);
-  bool contains(const std::string& name) const { return file_of_.contains(name); }
   /// Every tensor's name, of all nodes.
   std::vector<std::string> names() const;
 

@@ -1,5 +1,7 @@
 #include "net/messages.h"
 
+#include <algorithm>
+
 namespace meshnet {
 
 std::string_view to_string(Dtype dtype) {
@@ -22,5 +24,12 @@ std::optional<Dtype> parse_dtype(std::string_view name) {
 }
 
 std::size_t size_of(Dtype dtype) { return dtype == Dtype::kFloat32 ? 4 : 2; }
+
+bool is_node_name(std::string_view name) {
+  return !name.empty() && name.size() <= 64 && std::ranges::all_of(name, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '.' || c == '-';
+  });
+}
 
 }  // namespace meshnet

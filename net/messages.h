@@ -10,6 +10,10 @@
 
 namespace meshnet {
 
+/// Names travel in comma-separated headers and in metrics: 1 to 64 letters, digits, '-', '_' or
+/// '.'.
+bool is_node_name(std::string_view name);
+
 /// Element type of hidden states, on the wire and in a shard.
 enum class Dtype { kBFloat16, kFloat16, kFloat32 };
 

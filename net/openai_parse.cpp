@@ -11,6 +11,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// A template takes time for every message; no conversation has more.
+constexpr std::size_t kMaxMessages = 10'000;
+
 constexpr std::size_t kMaxStops = 16;
 
 [[noreturn]] void refuse(const std::string& param, const std::string& message) {
@@ -203,6 +206,11 @@ std::string read_messages(const Json& request) {
   const Json* messages = find(request, "messages");
   if (!messages || !messages->is_array() || messages->empty()) {
     refuse("messages", "a list of at least one message", messages ? *messages : Json());
+  }
+  if (messages->size() > kMaxMessages) {
+    refuse("messages",
+           "at most " + std::to_string(kMaxMessages) + " messages",
+           Json(messages->size()));
   }
   Json result = Json::array();
   for (std::size_t i = 0; i < messages->size(); ++i) {

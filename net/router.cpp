@@ -18,31 +18,6 @@ bool matches(std::string_view pattern, std::string_view path) {
          path.find('/', folder.size()) == std::string_view::npos;
 }
 
-int hex_digit(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
-std::string percent_decoded(std::string_view text) {
-  std::string decoded;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
-      decoded += text[i];
-      continue;
-    }
-    const int high = i + 2 < text.size() ? hex_digit(text[i + 1]) : -1;
-    const int low = high >= 0 ? hex_digit(text[i + 2]) : -1;
-    if (low < 0) {
-      throw HttpError(400, kInvalidRequest, "the path has a '%' without two hex digits");
-    }
-    decoded += static_cast<char>(high * 16 + low);
-    i += 2;
-  }
-  return decoded;
-}
-
 }  // namespace
 
 void Router::add(http::verb method, std::string path, Handler handler) {
@@ -66,11 +41,6 @@ const Handler& Router::match(const HttpRequest& request) const {
       405,
       "method_not_allowed",
       std::string(path) + " takes " + allowed + ", got " + std::string(request.method_string()));
-}
-
-std::string last_segment(std::string_view target) {
-  const std::string_view path = path_of(target);
-  return percent_decoded(path.substr(path.rfind('/') + 1));
 }
 
 }  // namespace meshnet

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,7 +8,7 @@
 
 namespace meshnet {
 
-/// (method, path) → handler. A path may end in "/{id}"; handlers read the id with last_segment().
+/// (method, path) → handler. A path may end in "/{id}", which stands for one segment.
 /// Query strings are ignored.
 class Router {
  public:
@@ -26,8 +25,5 @@ class Router {
   };
   std::vector<Route> routes_;
 };
-
-/// Percent-decoded last path segment: "s1" of "/sessions/s1?x=1".
-std::string last_segment(std::string_view target);
 
 }  // namespace meshnet

@@ -84,14 +84,6 @@ std::vector<std::string_view> split(std::string_view text) {
   return parts;
 }
 
-bool is_node_name(std::string_view name) {
-  return !name.empty() && name.size() <= kMaxText &&
-         std::all_of(name.begin(), name.end(), [](char c) {
-           return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-                  c == '_' || c == '.' || c == '-';
-         });
-}
-
 std::vector<std::string> read_route(const Fields& fields) {
   std::vector<std::string> names;
   const auto text = find(fields, kRoute);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 #include <vector>
 
 #include "models/config.h"
@@ -86,12 +87,7 @@ void check_node(Report& report, const NodeSettings& node, const ModelConfig& con
   if (node.layers.first == 0 || is_last)
     report.run(node.name, [&] { check_texts(report, node, config); });
   report.run(node.name, [&] { read_cluster_token(node); });
-  if (node.max_context && *node.max_context > config.max_position_embeddings) {
-    report.bad(fmt::format("{}: max_context {} is beyond the model's {} positions",
-                           node.name,
-                           *node.max_context,
-                           config.max_position_embeddings));
-  }
+  report.run(node.name, [&] { check_context(node, config.max_position_embeddings); });
 }
 
 void check_route(Report& report, const Topology& topology, int64_t num_hidden_layers) {
@@ -106,7 +102,7 @@ void check_route(Report& report, const Topology& topology, int64_t num_hidden_la
     for (const auto& hop : choose_route(candidates, head.name, num_hidden_layers).hops) {
       hops.push_back(fmt::format("{} from layer {}", hop.name, hop.start_layer));
     }
-    report.good(fmt::format("route of head {}: {}", head.name, fmt::join(hops, ", then ")));
+    report.good(fmt::format("route from {}: {}", head.name, fmt::join(hops, ", then ")));
   }
 }
 

@@ -8,6 +8,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <fstream>
+#include <new>
 #include <stdexcept>
 #include <string>
 
@@ -30,10 +31,31 @@ at::Device resolve_device(const std::string& name) {
                  name,
                  " is not there: LibTorch sees ",
                  gpus,
-                 " GPUs on this machine",
+                 " GPU(s) on this machine",
                  gpus == 0 ? "; use device: cpu, or check the driver with nvidia-smi" : ""));
   }
   return device;
+}
+
+/// Runs `function`; what LibTorch throws becomes a sentence without its C++ stack, memory that is
+/// not there an HttpError 503.
+template <class Function>
+auto in_words(const std::string& device, Function function) {
+  const auto no_memory = [&device] {
+    return HttpError(503, "out_of_memory", c10::str(device, " has not enough memory for this"));
+  };
+  try {
+    return function();
+  } catch (const c10::OutOfMemoryError&) {
+    throw no_memory();
+  } catch (const std::bad_alloc&) {
+    throw no_memory();
+  } catch (const c10::Error& error) {
+    const std::string message = error.what_without_backtrace();
+    if (message.find("can't allocate memory") != std::string::npos)
+      throw no_memory();  // of the CPU allocator
+    throw std::runtime_error(message);
+  }
 }
 
 }  // namespace
@@ -48,8 +70,10 @@ Engine::Engine(const EngineOptions& options, const ModelConfig& config)
   if (options.threads > 0) at::set_num_threads(options.threads);
   const at::Device device = resolve_device(options.device);
   device_ = device.str();
-  slice_ = std::make_unique<ModelSlice>(
-      options.model_dir, config, options.layers, to_scalar_type(dtype_), device);
+  slice_ = in_words(device_, [&] {
+    return std::make_unique<ModelSlice>(
+        options.model_dir, config, options.layers, to_scalar_type(dtype_), device);
+  });
 }
 
 Engine::~Engine() = default;
@@ -57,12 +81,7 @@ Engine::~Engine() = default;
 int64_t Engine::nbytes() const { return slice_->nbytes(); }
 
 StepOutput Engine::step(const StepInput& input) {
-  try {
-    return run(input);
-  } catch (const c10::OutOfMemoryError& error) {
-    throw HttpError(
-        503, "out_of_memory", c10::str(device_, " has not enough memory for this step"));
-  }
+  return in_words(device_, [&] { return run(input); });
 }
 
 StepOutput Engine::run(const StepInput& input) {
@@ -104,7 +123,9 @@ int64_t free_memory(const std::string& device) {
 
 int64_t check_slice(const EngineOptions& options, const ModelConfig& config) {
   const auto dtype = to_scalar_type(options.dtype.value_or(checkpoint_dtype(config)));
-  return ModelSlice(options.model_dir, config, options.layers, dtype, at::kMeta).nbytes();
+  return in_words(options.device, [&] {
+    return ModelSlice(options.model_dir, config, options.layers, dtype, at::kMeta).nbytes();
+  });
 }
 
 }  // namespace meshnet

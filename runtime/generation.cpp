@@ -4,8 +4,11 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
 #include <boost/uuid/random_generator.hpp>
 #include <boost/uuid/uuid_io.hpp>
+#include <chrono>
 #include <utility>
 
 #include "net/http_error.h"
@@ -17,6 +20,10 @@ namespace {
 
 /// Misses in a row without a served decode between them that end a generation.
 constexpr int kMaxMisses = 3;
+
+/// How often, and how long each time, a generation that has served a token waits for a full queue.
+constexpr int kMaxWaits = 60;
+constexpr std::chrono::seconds kWait{1};
 
 /// A tail of protocol 0 takes no sampling parameters.
 void check_tail(const std::vector<Hop>& hops, const SamplingParams& sampling) {
@@ -56,8 +63,10 @@ struct Generator::Session {
   std::string trace;
   bool state_held = false;        ///< the route holds state for all tokens but the last
   bool caching_disabled = false;  ///< some node keeps no state: every step is a whole prefill
-  int misses = 0;
-  std::vector<Timing> timings;  ///< sums over all steps, one entry for each part and node
+  bool admitted = false;          ///< a token was served: full queues no longer refuse it
+  int misses = 0;                 ///< in a row
+  int waits = 0;                  ///< for a full queue, in a row
+  std::vector<Timing> timings;    ///< sums over all steps, one entry for each part and node
 
   void add(const std::vector<Timing>& step) {
     for (const auto& timing : step) {
@@ -141,25 +150,45 @@ Awaitable<GenerationEnd> Generator::run(GenerationInput input, OnDelta on_delta)
 Awaitable<int64_t> Generator::next_token(Session& session) {
   while (true) {
     const bool decode = session.state_held && !session.caching_disabled;
+    bool wait = false;
     try {
       const int64_t id = co_await step(session, decode ? CacheMode::kDecode : CacheMode::kPrefill);
       session.state_held = true;
-      if (decode) session.misses = 0;
+      session.admitted = true;
+      session.waits = 0;
+      if (decode || session.caching_disabled) session.misses = 0;
       co_return id;
-    } catch (const HttpError& miss) {
-      if (miss.error != "cache_miss" || ++session.misses > kMaxMisses) throw;
-      metrics_.count_miss(miss.reason);
-      spdlog::debug(
-          "session {}: {} missed ({}), prefilling again", session.id, miss.node, miss.reason);
-      session.state_held = false;
-      session.caching_disabled = session.caching_disabled || miss.reason == "caching_disabled";
+    } catch (const HttpError& error) {
+      wait = error.status == 429;
+      if (!can_go_on(session, error)) throw;
+    }
+    if (wait) {
+      asio::steady_timer timer(co_await asio::this_coro::executor, kWait);
+      co_await timer.async_wait(asio::use_awaitable);
     }
   }
+}
+
+/// After a failed step: whether another prefill may help.
+bool Generator::can_go_on(Session& session, const HttpError& error) {
+  if (error.status == 502 || error.status == 504) peers_.mark_failed(error.node, error.what());
+  if (error.status == 429) return session.admitted && ++session.waits <= kMaxWaits;
+  if (error.error != "cache_miss") return false;
+
+  metrics_.count_miss(error.reason);
+  spdlog::debug("session {}: {} missed ({})", session.id, error.node, error.reason);
+  session.state_held = false;
+  if (error.reason == "caching_disabled" && !session.caching_disabled) {
+    session.caching_disabled = true;  // no fault: from here on every step is a whole prefill
+    return true;
+  }
+  return ++session.misses < kMaxMisses;
 }
 
 Awaitable<int64_t> Generator::step(Session& session, CacheMode mode) {
   ShardStep local;
   local.mode = mode;
+  local.admitted = session.admitted;
   local.input.sampling = session.sampling;
   if (mode == CacheMode::kDecode) {
     local.input.position = static_cast<int64_t>(session.tokens.size()) - 1;

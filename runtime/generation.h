@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "net/asio.h"
+#include "net/http_error.h"
 #include "net/messages.h"
 #include "runtime/generation_config.h"
 #include "runtime/metrics.h"
@@ -61,6 +62,7 @@ class Generator {
 
   Awaitable<int64_t> next_token(Session& session);
   Awaitable<int64_t> step(Session& session, CacheMode mode);
+  bool can_go_on(Session& session, const HttpError& error);
   void observe(Session& session, const std::vector<Timing>& timings);
   bool is_eos(int64_t id) const;
 

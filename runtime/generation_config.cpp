@@ -4,6 +4,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -13,6 +14,9 @@ namespace meshnet {
 namespace {
 
 using nlohmann::json;
+
+/// Larger than any vocabulary; what the wire takes (meta.cpp).
+constexpr int64_t kMaxTopK = int64_t{1} << 31;
 
 /// The file as an object; empty when there is no such file.
 json read_object(const std::filesystem::path& file) {
@@ -33,11 +37,16 @@ template <class Number>
 void read_number(const json& object,
                  const std::filesystem::path& file,
                  const char* key,
+                 Number low,
+                 Number high,
                  Number& value) {
   const auto found = object.find(key);
   if (found == object.end() || found->is_null()) return;
-  if (!found->is_number())
-    throw std::runtime_error(fmt::format("{}: {}: expected a number", file.string(), key));
+  const double number = found->is_number() ? found->get<double>() : std::nan("");
+  if (!(number >= static_cast<double>(low) && number <= static_cast<double>(high))) {
+    throw std::runtime_error(
+        fmt::format("{}: {}: expected a number in [{}, {}]", file.string(), key, low, high));
+  }
   value = found->get<Number>();
 }
 
@@ -67,11 +76,11 @@ GenerationConfig read_generation_config(const std::filesystem::path& model_dir,
   const json object = read_object(file);
 
   GenerationConfig result;
-  read_number(object, file, "temperature", result.temperature);
-  read_number(object, file, "top_k", result.top_k);
-  read_number(object, file, "top_p", result.top_p);
+  read_number(object, file, "temperature", 0.0, 100.0, result.temperature);
+  read_number<int64_t>(object, file, "top_k", -1, kMaxTopK, result.top_k);
+  read_number(object, file, "top_p", 0.0, 1.0, result.top_p);
   double repetition_penalty = 1.0;
-  read_number(object, file, "repetition_penalty", repetition_penalty);
+  read_number(object, file, "repetition_penalty", 0.0, 100.0, repetition_penalty);
   if (repetition_penalty != 1.0) {
     spdlog::warn("{}: repetition_penalty {} is not applied: this version has no penalties",
                  file.string(),
@@ -90,7 +99,8 @@ GenerationConfig read_generation_config(const std::filesystem::path& model_dir,
 SamplingParams resolve_sampling(const SamplingRequest& request, const GenerationConfig& defaults) {
   SamplingParams params;
   params.temperature = request.temperature.value_or(defaults.temperature);
-  params.top_k = std::max<int64_t>(request.top_k.value_or(defaults.top_k), 0);  // -1 is off, too
+  params.top_k =
+      std::clamp<int64_t>(request.top_k.value_or(defaults.top_k), 0, kMaxTopK);  // -1 is off, too
   params.top_p = request.top_p.value_or(defaults.top_p);
   params.seed = request.seed ? *request.seed : std::random_device{}();
   return params;

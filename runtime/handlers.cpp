@@ -45,9 +45,11 @@ HttpError to_http_error(std::exception_ptr error) {
   }
 }
 
-/// A client of the API is not at fault when a node of the route refuses what another node sent.
-bool is_route_fault(const HttpError& error) {
-  return !error.node.empty() && error.status >= 400 && error.status < 500 && error.status != 429;
+/// Where it happened: this node, unless the error says otherwise.
+void add_place(const Node& node, HttpError& error) {
+  if (!error.node.empty()) return;
+  error.node = node.self.name;
+  error.layers = to_string(node.self.layers);
 }
 
 }  // namespace
@@ -65,27 +67,40 @@ Handler make_handler(Node& node) {
   };
 }
 
+HttpError to_api_error(const Node& node, std::exception_ptr thrown) {
+  HttpError error = to_http_error(thrown);
+  const bool by_another_node = !error.node.empty();
+  // A client of the API is not at fault when a node of the route refuses what another one sent.
+  const bool route_fault = by_another_node && error.status < 500 && error.status != 429;
+  if (!by_another_node && error.status < 500) return error;
+  add_place(node, error);
+  const std::string layers = error.layers.empty() ? "" : " (layers " + error.layers + ")";
+  HttpError placed(route_fault ? 502 : error.status,
+                   error.error,
+                   fmt::format("node {}{}: {}", error.node, layers, error.what()));
+  placed.retry_after_seconds = error.retry_after_seconds;
+  return placed;
+}
+
 ErrorFormatter make_error_formatter(Node& node) {
   return [&node](const HttpRequest& request, std::exception_ptr thrown) {
-    HttpError error = to_http_error(thrown);
     const bool api = request.target().starts_with("/v1/");
-    if (api && is_route_fault(error)) error.status = 502;
-    if (error.status >= 500)
+    HttpError error = api ? to_api_error(node, thrown) : to_http_error(thrown);
+    if (!api) add_place(node, error);
+    if (error.status >= 500) {
       spdlog::warn("{} {}: {} {}",
                    std::string(request.method_string()),
                    std::string(request.target()),
                    error.status,
                    error.what());
-    if (error.node.empty()) {
-      error.node = node.self.name;
-      error.layers = to_string(node.self.layers);
     }
     node.metrics.count_request(endpoint_of(request), error.status);
 
     HttpResponse response{static_cast<http::status>(error.status), 11};
     response.set(http::field::content_type, "application/json");
-    if (error.retry_after_seconds)
+    if (error.retry_after_seconds) {
       response.set(http::field::retry_after, std::to_string(*error.retry_after_seconds));
+    }
     if (error.status == 401) response.set(http::field::www_authenticate, "Bearer");
     response.body() = api ? format_openai_error(error) : format_node_error(error);
     return response;

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <exception>
+#include <string>
+
+#include "net/http_error.h"
 #include "net/http_server.h"
 #include "net/router.h"
 
@@ -15,6 +19,10 @@ Handler make_handler(Node& node);
 /// The one place where what was thrown becomes a status: OpenAI's error shape under /v1/, the
 /// nodes' own elsewhere.
 ErrorFormatter make_error_formatter(Node& node);
+
+/// What a client of the API sees of an exception: which node of the route failed, and 502 where it
+/// was a node, not the client, that asked for the impossible.
+HttpError to_api_error(const Node& node, std::exception_ptr thrown);
 
 void add_forward_routes(Router& router, Node& node);
 void add_api_routes(Router& router, Node& node);

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <limits>
+#include <exception>
 #include <utility>
 
 #include <boost/uuid/random_generator.hpp>
@@ -11,6 +11,7 @@
 
 #include "net/http_error.h"
 #include "net/openai.h"
+#include "net/run_on.h"
 #include "net/sse.h"
 #include "runtime/handlers.h"
 #include "runtime/node.h"
@@ -182,8 +183,11 @@ Awaitable<void> answer_stream(Node& node,
       co_await exchange.write(sse_event(format_usage_chunk(head, usage)));
     }
     co_await exchange.write(kSseDone);
-  } catch (const HttpError& error) {
+  } catch (const boost::system::system_error&) {
+    throw;  // the client has gone
+  } catch (const std::exception&) {
     if (!exchange.streaming()) throw;
+    const HttpError error = to_api_error(node, std::current_exception());
     spdlog::warn("{}: ended after the first token: {}", head.id, error.what());
     failure = format_openai_error(error);
   }
@@ -209,14 +213,18 @@ Awaitable<void> answer(Node& node,
 Awaitable<void> handle_chat(Node& node, Exchange& exchange) {
   const ChatRequest request = parse_chat_request(exchange.request.body());
   check_model(node, request.model);
-  std::vector<int64_t> prompt_ids = chat_prompt(node, request);
+  auto render = [&node, &request] { return chat_prompt(node, request); };
+  std::vector<int64_t> prompt_ids =
+      co_await run_on(node.text_thread.get_executor(), std::move(render));
   co_await answer(node, exchange, request, std::move(prompt_ids), /*chat=*/true);
 }
 
 Awaitable<void> handle_completion(Node& node, Exchange& exchange) {
   const CompletionRequest request = parse_completion_request(exchange.request.body());
   check_model(node, request.model);
-  std::vector<int64_t> prompt_ids = completion_prompt(node, request);
+  auto encode = [&node, &request] { return completion_prompt(node, request); };
+  std::vector<int64_t> prompt_ids =
+      co_await run_on(node.text_thread.get_executor(), std::move(encode));
   co_await answer(node, exchange, request, std::move(prompt_ids), /*chat=*/false);
 }
 

@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <utility>
+
 #include "net/http_error.h"
 #include "net/openai.h"
 #include "net/wire.h"
@@ -48,12 +50,6 @@ void check_request(const Node& node, const ForwardRequest& request) {
            fmt::format("X-Meshnet-Start-Layer: expected a layer of this shard, {}, got {}",
                        to_string(layers),
                        *request.start_layer));
-  }
-  if (request.mode == CacheMode::kStateless && request.past_len > 0) {
-    refuse(
-        400,
-        kInvalidRequest,
-        fmt::format("X-Meshnet-Past-Len: a stateless step has no past, got {}", request.past_len));
   }
   if (request.past_len + request.hidden.tokens > node.max_context()) {
     refuse(400,

@@ -5,11 +5,25 @@
 #include <prometheus/histogram.h>
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
+#include <array>
+#include <string_view>
+
 namespace meshnet {
 namespace {
 
 const prometheus::Histogram::BucketBoundaries kSeconds = {
     0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0};
+
+/// Reasons come from other nodes; a label must not be whatever they say.
+constexpr std::array<std::string_view, 8> kMissReasons = {"unknown_session",
+                                                          "evicted_ttl",
+                                                          "evicted_lru",
+                                                          "released",
+                                                          "superseded_epoch",
+                                                          "seq_len_mismatch",
+                                                          "start_layer_mismatch",
+                                                          "caching_disabled"};
 
 }  // namespace
 
@@ -47,7 +61,8 @@ void Metrics::count_request(const std::string& endpoint, unsigned status) {
 void Metrics::count_step(const std::string& mode) { steps_.Add({{"mode", mode}}).Increment(); }
 
 void Metrics::count_miss(const std::string& reason) {
-  misses_.Add({{"reason", reason}}).Increment();
+  const bool known = std::ranges::find(kMissReasons, reason) != kMissReasons.end();
+  misses_.Add({{"reason", known ? reason : "other"}}).Increment();
 }
 
 void Metrics::count_tokens(int64_t prompt, int64_t completion) {

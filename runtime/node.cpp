@@ -31,11 +31,10 @@ ServerLimits server_limits(const NodeSettings& self) {
 void warn_if_open(const NodeSettings& self, const std::string& cluster_token) {
   if (!cluster_token.empty() || self.listen.address().is_loopback()) return;
   spdlog::warn(
-      "ANYONE who reaches {}:{} can use this node's /forward, /sessions and /status: it listens "
+      "ANYONE who reaches {} can use this node's /forward, /sessions and /status: it listens "
       "beyond loopback without a "
       "cluster token. Set cluster_token_file or MESHNET_CLUSTER_TOKEN on every node",
-      self.listen.address().to_string(),
-      self.listen.port());
+      authority({self.listen.address().to_string(), self.listen.port()}));
 }
 
 /// Loads the layers, then (at a head) watches the other nodes for as long as the process lives.
@@ -93,6 +92,7 @@ int64_t Node::max_context() const {
 
 void serve(const Topology& topology, const NodeSettings& self) {
   ModelConfig config = read_config(self.model);
+  check_context(self, config.max_position_embeddings);
   if (const auto mistakes = check_layers(topology, config.num_hidden_layers); !mistakes.empty()) {
     throw std::runtime_error(
         fmt::format("{}: {}", topology.file.string(), fmt::join(mistakes, "\n")));

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <boost/asio/thread_pool.hpp>
 #include <chrono>
 #include <memory>
 #include <optional>
@@ -52,6 +53,8 @@ struct Node {
   std::optional<ChatTemplate> chat_template;
   GenerationConfig generation_config;
   std::optional<Generator> generator;  ///< where layer 0 is held
+  asio::thread_pool text_thread{
+      1};  ///< templates and tokenizer: a long prompt must not hold up the I/O thread
 };
 
 /// `meshnet serve`: runs one node until SIGINT or SIGTERM. Throws std::runtime_error when it cannot

@@ -83,15 +83,22 @@ PeerState Peers::judge(const HttpResponse& response) const {
     state.reason = "refuses our cluster token";
     return state;
   }
+  const bool has_status = response.result() == http::status::ok;
+  const bool unknown_path = response.result() == http::status::not_found ||
+                            response.result() == http::status::method_not_allowed;
+  if (!has_status && !unknown_path) {
+    state.reason = fmt::format("answered GET /status with {}", response.result_int());
+    return state;
+  }
   const auto status = nlohmann::json::parse(response.body(), nullptr, /*allow_exceptions=*/false);
-  const bool speaks = response.result() == http::status::ok && status.is_object() &&
-                      status.contains("protocol") && status["protocol"].is_number_integer();
-  if (!speaks) {  // a node of protocol 0 has no /status; that it answers at all is what can be
-                  // known
+  const auto protocol =
+      status.is_object() ? status.value("protocol", nlohmann::json()) : nlohmann::json();
+  if (!has_status ||
+      !protocol.is_number_integer()) {  // a node of protocol 0 has no /status of ours
     state.usable = true;
     return state;
   }
-  state.protocol = status["protocol"].get<int64_t>();
+  state.protocol = protocol.get<int64_t>();
   const auto text = [&](const char* key) {
     const auto found = status.find(key);
     return found != status.end() && found->is_string() ? found->get<std::string>() : std::string();
@@ -106,6 +113,13 @@ PeerState Peers::judge(const HttpResponse& response) const {
     state.usable = true;
   }
   return state;
+}
+
+void Peers::mark_failed(const std::string& name, const std::string& reason) {
+  const auto state = states_.find(name);
+  if (state == states_.end()) return;
+  state->second.usable = false;
+  state->second.reason = "failed: " + reason;
 }
 
 std::vector<RouteCandidate> Peers::candidates() const {

@@ -14,7 +14,7 @@ namespace meshnet {
 /// What a head last heard from another node.
 struct PeerState {
   bool usable = false;
-  std::string reason = "it has not been asked yet";  ///< why it is not usable; a clause for people
+  std::string reason = "has not been asked yet";  ///< why it is not usable; a clause for people
   int64_t protocol = 0;
 };
 
@@ -36,6 +36,9 @@ class Peers {
   /// more before it gives up, so that one just started is found. Throws HttpError 502 naming the
   /// nodes that are missing.
   Awaitable<std::vector<Hop>> choose_hops();
+
+  /// A request to this node failed: it is left out of routes until it answers again.
+  void mark_failed(const std::string& name, const std::string& reason);
 
   /// Why no complete route exists right now, as a sentence; empty when one does.
   std::string unavailable_reason() const;

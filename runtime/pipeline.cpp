@@ -34,10 +34,40 @@ std::size_t chainable(std::span<const Hop> hops) {
   return std::max<std::size_t>(1, static_cast<std::size_t>(old - hops.begin()));
 }
 
+/// Timings of the hops a request was sent to; whatever else the header says is left out.
+std::vector<Timing> timings_of(const std::string& server_timing, std::span<const Hop> hops) {
+  auto timings = parse_server_timing(server_timing);
+  std::erase_if(timings, [&](const Timing& timing) {
+    return std::ranges::find(hops, timing.node, &Hop::name) == hops.end();
+  });
+  return timings;
+}
+
 double total_milliseconds(const std::vector<Timing>& timings) {
   return std::accumulate(timings.begin(), timings.end(), 0.0, [](double sum, const Timing& timing) {
     return sum + timing.milliseconds;
   });
+}
+
+/// A 200 of a hop: a token, or as many rows as were sent. Throws HttpError 502 naming the hop.
+ForwardReply checked_reply(HttpResponse response,
+                           const WireDefaults& sent,
+                           const Hop& hop,
+                           int64_t hop_index) {
+  try {
+    ForwardReply reply = parse_forward_reply(std::move(response), sent);
+    const auto* hidden = std::get_if<HiddenStates>(&reply.result);
+    if (hidden == nullptr || hidden->tokens == sent.max_tokens) return reply;
+    throw HttpError(502,
+                    kBadAnswer,
+                    fmt::format("expected {} tokens, got {}", sent.max_tokens, hidden->tokens));
+  } catch (const HttpError& error) {
+    throw hop_error(hop,
+                    hop_index,
+                    error.status,
+                    kBadAnswer,
+                    fmt::format("the answer of node {}: {}", hop.name, error.what()));
+  }
 }
 
 }  // namespace
@@ -49,7 +79,9 @@ Awaitable<ForwardReply> Pipeline::carry(ForwardRequest request, std::span<const 
     const std::size_t covered = chainable(hops);
     ++request.hop_index;
 
+    HiddenStates hidden = std::exchange(request.hidden, {});
     ForwardRequest next = request;
+    next.hidden = std::move(hidden);
     next.start_layer = hop.start_layer;
     next.route.clear();
     for (const Hop& named : hops.first(covered)) next.route.push_back(named.name);
@@ -58,7 +90,7 @@ Awaitable<ForwardReply> Pipeline::carry(ForwardRequest request, std::span<const 
     const auto sent = Clock::now();
     ForwardReply reply = co_await send(hop, std::move(next), covered);
     const double elapsed = std::chrono::duration<double, std::milli>(Clock::now() - sent).count();
-    const auto theirs = parse_server_timing(reply.server_timing);
+    const auto theirs = timings_of(reply.server_timing, hops);
     timings.push_back({"wire", hop.name, std::max(0.0, elapsed - total_milliseconds(theirs))});
     timings.insert(timings.end(), theirs.begin(), theirs.end());
 
@@ -66,7 +98,16 @@ Awaitable<ForwardReply> Pipeline::carry(ForwardRequest request, std::span<const 
     // that hop alone.
     const std::size_t done = reply.protocol >= 1 ? covered : 1;
     const bool is_token = std::holds_alternative<TokenReply>(reply.result);
-    if (done == hops.size() || is_token) {
+    if (is_token && done < hops.size()) {
+      throw hop_error(
+          hop,
+          request.hop_index,
+          502,
+          kBadAnswer,
+          fmt::format(
+              "node {} answered with a token, but {} comes after it", hop.name, hops[done].name));
+    }
+    if (done == hops.size()) {
       reply.server_timing = format_server_timing(timings);
       co_return reply;
     }
@@ -100,7 +141,7 @@ Awaitable<ForwardReply> Pipeline::send(const Hop& hop,
                     fmt::format("node {} at {}: {}", hop.name, authority(hop.url), error.what()));
   }
   if (response.result() == http::status::ok)
-    co_return parse_forward_reply(std::move(response), defaults);
+    co_return checked_reply(std::move(response), defaults, hop, hop_index);
 
   HttpError error = parse_node_error(response.result_int(), response.body());
   if (error.node.empty()) error.node = hop.name;

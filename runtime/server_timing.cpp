@@ -18,7 +18,7 @@ std::string format_server_timing(const std::vector<Timing>& timings) {
 
 std::vector<Timing> parse_server_timing(std::string_view header) {
   static const std::regex kEntry(
-      R"re(([a-z]+);desc="([A-Za-z0-9_.-]+)";dur=([0-9]{1,12}\.[0-9]{1,6}))re");
+      R"re((queue|compute|wire);desc="([A-Za-z0-9_.-]{1,64})";dur=([0-9]{1,12}\.[0-9]{1,6}))re");
   std::vector<Timing> timings;
   const std::string text(header.substr(0, 16 << 10));
   for (std::sregex_iterator match(text.begin(), text.end(), kEntry), end; match != end; ++match) {

@@ -65,7 +65,7 @@ MapReader::Setters timeout_setters(TimeoutSettings& timeouts) {
 /// The keys that stand at the top of the file and, as overrides, in each node. `path` is where they
 /// stand.
 MapReader::Setters common_setters(NodeSettings& node, MapReader& reader, const std::string& path) {
-  const auto nested = [&reader, path](const char* key, auto setters) {
+  const auto nested = [&reader, path](const char* key, const MapReader::Setters& setters) {
     const std::string full = path.empty() ? key : path + "." + key;
     return [&reader, full, setters](const YAML::Node& map) { reader.read(map, full, setters); };
   };
@@ -107,13 +107,6 @@ void apply_environment(NodeSettings& node) {
   };
   read("MESHNET_KV_TTL_SECONDS", [&](int64_t n) { node.cache.ttl = std::chrono::seconds(n); });
   read("MESHNET_KV_MAX_SESSIONS", [&](int64_t n) { node.cache.max_sessions = n; });
-}
-
-/// Names travel in comma-separated headers and in metrics.
-bool is_node_name(const std::string& name) {
-  return !name.empty() && name.size() <= 64 && std::ranges::all_of(name, [](unsigned char c) {
-    return std::isalnum(c) || c == '-' || c == '_' || c == '.';
-  });
 }
 
 NodeSettings read_node(const YAML::Node& entry,
@@ -211,6 +204,15 @@ std::string read_cluster_token(const NodeSettings& node) {
                                          node.cluster_token_file.string()));
   }
   return token;
+}
+
+void check_context(const NodeSettings& node, int64_t max_position_embeddings) {
+  if (node.max_context.value_or(0) <= max_position_embeddings) return;
+  throw std::runtime_error(
+      fmt::format("nodes.{}.max_context: {} is beyond the model's {} positions",
+                  node.name,
+                  *node.max_context,
+                  max_position_embeddings));
 }
 
 std::vector<std::string> check_layers(const Topology& topology, int64_t num_hidden_layers) {

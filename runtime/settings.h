@@ -14,7 +14,7 @@
 
 namespace meshnet {
 
-/// Bounds of session state; see spec section 3. Environment: MESHNET_KV_TTL_SECONDS,
+/// Bounds of session state. Environment: MESHNET_KV_TTL_SECONDS,
 /// MESHNET_KV_MAX_SESSIONS.
 struct CacheSettings {
   bool enabled = true;
@@ -74,6 +74,9 @@ Topology read_topology(const std::filesystem::path& file);
 /// The bearer token between nodes: MESHNET_CLUSTER_TOKEN, else the first line of the node's token
 /// file, else empty. Throws std::runtime_error when the file cannot be read or holds none.
 std::string read_cluster_token(const NodeSettings& node);
+
+/// Throws std::runtime_error when the node's max_context is beyond the model's positions.
+void check_context(const NodeSettings& node, int64_t max_position_embeddings);
 
 /// Layer ranges against the model's depth, and that they make at least one complete route. One
 /// sentence per mistake.

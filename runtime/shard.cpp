@@ -50,9 +50,9 @@ Awaitable<void> Shard::load() {
 }
 
 Awaitable<TimedOutput> Shard::step(ShardStep step) {
-  if (!ready()) throw HttpError(503, "loading", "the node is still loading its layers");
   refuse_without_state(step);
-  if (queued_ > max_queue_) {
+  if (!ready()) throw HttpError(503, "loading", "the node is still loading its layers");
+  if (queued_ > max_queue_ && !step.admitted) {
     HttpError full(429, "queue_full", fmt::format("{} steps are waiting already", queued_));
     full.retry_after_seconds = 1;
     throw full;

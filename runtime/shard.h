@@ -14,6 +14,7 @@ namespace meshnet {
 /// One step with what it does to session state.
 struct ShardStep {
   CacheMode mode = CacheMode::kStateless;
+  bool admitted = false;  ///< of a generation in progress: the queue's limit is not for it
   StepInput input;
 };
 

@@ -14,8 +14,7 @@ import yaml
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BINARY = pathlib.Path(os.environ.get("MESHNET_BINARY", ROOT / "build/release/meshnet"))
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".cache"))
-HOME = pathlib.Path(os.environ.get("MESHNET_HOME", CACHE / "meshnet"))
+HOME = pathlib.Path(os.environ.get("MESHNET_HOME") or pathlib.Path.home() / ".cache/meshnet")
 START_SECONDS = 60
 
 

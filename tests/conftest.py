@@ -1,10 +1,14 @@
 import shutil
 
 import pytest
-
 from cluster import HOME, Cluster
 
-TOKENIZER_FILES = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"]
+TOKENIZER_FILES = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+]
 
 
 @pytest.fixture(scope="session")

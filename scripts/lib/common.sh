@@ -2,15 +2,15 @@
 # Sourced by the scripts beside this folder: where things are, and how steps are reported.
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-MESHNET_HOME=${MESHNET_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/meshnet}
+MESHNET_HOME=${MESHNET_HOME:-$HOME/.cache/meshnet}
 export MESHNET_HOME
 # shellcheck disable=SC2034 # used by those who source this
 PYTHON=$ROOT/.venv/bin/python
 LOG_FILE=$MESHNET_HOME/log/$(basename "$0").$$.log
 mkdir -p "$MESHNET_HOME/log"
 
-# Logs of runs that went well are of no use; the last failures are kept.
-find "$MESHNET_HOME/log" -name '*.log' -mtime +7 -delete 2>/dev/null
+# Logs of runs that went well are of no use; the last failures are kept. Another clone may delete the same file.
+find "$MESHNET_HOME/log" -name '*.log' -mtime +7 -delete 2>/dev/null || true
 
 ticker=
 stop_ticker() {

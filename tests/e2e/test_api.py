@@ -4,7 +4,6 @@ import json
 
 import openai
 import pytest
-
 from cluster import call, sse_events
 
 
@@ -17,7 +16,9 @@ MESSAGES = [{"role": "user", "content": "Say something."}]
 
 
 def test_openai_client_chat(client):
-    answer = client.chat.completions.create(model="test-model", messages=MESSAGES, max_tokens=8, temperature=0)
+    answer = client.chat.completions.create(
+        model="test-model", messages=MESSAGES, max_tokens=8, temperature=0
+    )
     choice = answer.choices[0]
     assert choice.message.role == "assistant"
     assert choice.finish_reason in ("stop", "length")
@@ -26,7 +27,9 @@ def test_openai_client_chat(client):
 
 
 def test_openai_client_stream_equals_the_whole_answer(client):
-    whole = client.chat.completions.create(model="test-model", messages=MESSAGES, max_tokens=12, temperature=0)
+    whole = client.chat.completions.create(
+        model="test-model", messages=MESSAGES, max_tokens=12, temperature=0
+    )
     chunks = list(
         client.chat.completions.create(
             model="test-model",
@@ -40,13 +43,18 @@ def test_openai_client_stream_equals_the_whole_answer(client):
     assert chunks[0].choices[0].delta.role == "assistant"
     assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
     body = chunks[:-1]
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in body) == whole.choices[0].message.content
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in body)
+        == whole.choices[0].message.content
+    )
     assert [chunk.choices[0].finish_reason for chunk in body][-1] == whole.choices[0].finish_reason
     assert len({chunk.id for chunk in chunks}) == 1
 
 
 def test_openai_client_completions_and_models(client):
-    answer = client.completions.create(model="test-model", prompt="Once upon a time", max_tokens=5, temperature=0)
+    answer = client.completions.create(
+        model="test-model", prompt="Once upon a time", max_tokens=5, temperature=0
+    )
     assert answer.object == "text_completion" and answer.usage.completion_tokens <= 5
     assert [model.id for model in client.models.list()] == ["test-model"]
 
@@ -67,7 +75,13 @@ def test_stream_without_usage_has_no_empty_choices(pair):
 
 def test_token_ids_whole_and_streamed(pair):
     whole = pair.complete("head", "The sky is", max_tokens=10).json()["choices"][0]
-    events = [json.loads(event) for event in sse_events(pair.complete("head", "The sky is", max_tokens=10, stream=True).body) if event != "[DONE]"]
+    events = [
+        json.loads(event)
+        for event in sse_events(
+            pair.complete("head", "The sky is", max_tokens=10, stream=True).body
+        )
+        if event != "[DONE]"
+    ]
     assert events[0]["choices"][0]["prompt_token_ids"] == whole["prompt_token_ids"]
     assert sum((event["choices"][0]["token_ids"] for event in events), []) == whole["token_ids"]
     assert "".join(event["choices"][0]["text"] for event in events) == whole["text"]
@@ -76,7 +90,11 @@ def test_token_ids_whole_and_streamed(pair):
 
 
 def test_caps_and_finish_reason(pair):
-    for fields in ({"max_tokens": 3}, {"max_completion_tokens": 3}, {"max_completion_tokens": 3, "max_tokens": 9}):
+    for fields in (
+        {"max_tokens": 3},
+        {"max_completion_tokens": 3},
+        {"max_completion_tokens": 3, "max_tokens": 9},
+    ):
         answer = pair.chat("head", "Hi", **fields).json()
         assert answer["usage"]["completion_tokens"] == 3
         assert answer["choices"][0]["finish_reason"] == "length"
@@ -111,12 +129,19 @@ def test_stop_strings_are_cut_out(pair):
 
 def test_the_same_seed_gives_the_same_text(pair):
     def ids(seed):
-        return pair.complete("head", "The sky is", max_tokens=12, temperature=1.5, seed=seed).json()["choices"][0]["token_ids"]
+        return pair.complete(
+            "head", "The sky is", max_tokens=12, temperature=1.5, seed=seed
+        ).json()["choices"][0]["token_ids"]
 
     assert ids(7) == ids(7)
     assert len({tuple(ids(seed)) for seed in range(6)}) > 3
     greedy = pair.complete("head", "The sky is", max_tokens=12).json()["choices"][0]["token_ids"]
-    assert pair.complete("head", "The sky is", max_tokens=12, temperature=1, top_p=0).json()["choices"][0]["token_ids"] == greedy
+    assert (
+        pair.complete("head", "The sky is", max_tokens=12, temperature=1, top_p=0).json()[
+            "choices"
+        ][0]["token_ids"]
+        == greedy
+    )
 
 
 def test_every_endpoint_of_every_node(pair):
@@ -130,11 +155,18 @@ def test_every_endpoint_of_every_node(pair):
         assert call(pair.url(name) + "/sessions/none", method="DELETE").status == 200
     assert call(pair.url("tail") + "/v1/models").status == 404
     assert call(pair.url("head") + "/v1/chat/completions").status == 405
-    fingerprints = {call(pair.url(name) + "/status").json()["model_fingerprint"] for name in ("head", "tail")}
+    fingerprints = {
+        call(pair.url(name) + "/status").json()["model_fingerprint"] for name in ("head", "tail")
+    }
     assert len(fingerprints) == 1
 
 
 def test_server_timing_names_every_hop(pair):
     timing = pair.complete("head", "Hi", max_tokens=2).headers["Server-Timing"]
-    for part, node in (("queue", "head"), ("compute", "head"), ("wire", "tail"), ("compute", "tail")):
+    for part, node in (
+        ("queue", "head"),
+        ("compute", "head"),
+        ("wire", "tail"),
+        ("compute", "tail"),
+    ):
         assert f'{part};desc="{node}";dur=' in timing

@@ -2,13 +2,13 @@
 
 import http.client
 import json
+import secrets
 import socket
 import subprocess
 import time
 
 import pytest
-
-from cluster import BINARY, Cluster, call, free_port, sse_events
+from cluster import BINARY, Cluster, call, sse_events
 
 
 def wait_until(condition, seconds=10):
@@ -67,7 +67,11 @@ def _answers(url):
 def test_a_tail_killed_in_mid_stream_ends_it_with_an_error(tiny, tmp_path):
     with Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"}) as cluster:
         cluster.start().wait_ready()
-        connection = _post(cluster.url("head"), "/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 240, "temperature": 0})
+        connection = _post(
+            cluster.url("head"),
+            "/v1/completions",
+            {"prompt": "Hi", "stream": True, "max_tokens": 240, "temperature": 0},
+        )
         response = connection.getresponse()
         assert response.status == 200
         first = response.readline()
@@ -87,29 +91,57 @@ def _post(url, path, body):
     return connection
 
 
-def test_a_client_that_leaves_does_not_disturb_the_next(tiny, tmp_path):
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole answer"])
+def test_a_generation_ends_when_its_client_leaves(tiny, tmp_path, stream):
+    body = {"prompt": "Hi", "max_tokens": 240, "temperature": 0}
     with Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"}) as cluster:
         cluster.start().wait_ready()
-        for stream in (True, False):
-            connection = _post(cluster.url("head"), "/v1/completions", {"prompt": "Hi", "stream": stream, "max_tokens": 240})
-            if stream:
-                connection.getresponse().readline()
-            connection.close()
-        wait_until(lambda: call(cluster.url("head") + "/status").json()["queue_length"] == 0)
-        steps = _steps(cluster, "tail")
-        assert steps < 400, "the generations went on without their clients"
+        uncut = call(cluster.url("head") + "/v1/completions", body).json()
+        assert uncut["usage"]["completion_tokens"] == 240, "else there is nothing to cut short"
+        before = _steps(cluster, "tail")
+        assert before >= 240
+
+        connection = _post(cluster.url("head"), "/v1/completions", {**body, "stream": stream})
+        if stream:
+            connection.getresponse().readline()
+        wait_until(lambda: _steps(cluster, "tail") > before + 3)
+        connection.close()
+        steps = _settled_steps(cluster, "tail") - before
+        assert 3 < steps < 160, "the generation went on without its client"
+
         assert cluster.complete("head", "Hello", max_tokens=3).status == 200
+        assert call(cluster.url("head") + "/status").json()["queue_length"] == 0
+
+
+def _settled_steps(cluster, name):
+    """The step count once it has stood still for a second."""
+    deadline = time.monotonic() + 30
+    steps, since = _steps(cluster, name), time.monotonic()
+    while time.monotonic() - since < 1:
+        assert time.monotonic() < deadline, "steps go on and on"
+        time.sleep(0.05)
+        if (now := _steps(cluster, name)) != steps:
+            steps, since = now, time.monotonic()
+    return steps
 
 
 def _steps(cluster, name):
     metrics = call(cluster.url(name) + "/metrics").body.decode()
-    return sum(float(line.split()[-1]) for line in metrics.splitlines() if line.startswith("meshnet_steps_total"))
+    return sum(
+        float(line.split()[-1])
+        for line in metrics.splitlines()
+        if line.startswith("meshnet_steps_total")
+    )
 
 
 def test_sigterm_lets_a_request_end(tiny, tmp_path):
     with Cluster(tmp_path, tiny, {"solo": "0-3"}) as cluster:
         cluster.start().wait_ready()
-        connection = _post(cluster.url("solo"), "/v1/completions", {"prompt": "Hi", "stream": True, "max_tokens": 60, "temperature": 0})
+        connection = _post(
+            cluster.url("solo"),
+            "/v1/completions",
+            {"prompt": "Hi", "stream": True, "max_tokens": 60, "temperature": 0},
+        )
         response = connection.getresponse()
         first = response.readline()
         assert cluster.stop("solo") == 0
@@ -117,19 +149,38 @@ def test_sigterm_lets_a_request_end(tiny, tmp_path):
         assert events[-1] == "[DONE]"
 
 
+def test_the_cluster_token_opens_forward_and_status(tiny, tmp_path):
+    token = secrets.token_hex(16)
+    environment = {"MESHNET_CLUSTER_TOKEN": token}
+    with Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"}, log_level="trace") as cluster:
+        cluster.start(env=environment).wait_ready()
+        assert cluster.chat("head", "Hello", max_tokens=3).status == 200, "clients need no token"
+        assert _steps(cluster, "tail") >= 3
+        for name in ("head", "tail"):
+            status = cluster.url(name) + "/status"
+            assert call(status).status == 401
+            assert call(status, headers={"Authorization": f"Bearer {token}"}).status == 200
+            assert token not in cluster.log(name)
+
+
 def test_wrong_cluster_token_is_refused(tiny, tmp_path):
-    with Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"}) as cluster:
-        cluster.start("head", env={"MESHNET_CLUSTER_TOKEN": "one"})
-        cluster.start("tail", env={"MESHNET_CLUSTER_TOKEN": "two"}).wait_ready("tail")
+    ours, theirs = secrets.token_hex(16), secrets.token_hex(16)
+    with Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"}, log_level="trace") as cluster:
+        cluster.start("head", env={"MESHNET_CLUSTER_TOKEN": ours})
+        cluster.start("tail", env={"MESHNET_CLUSTER_TOKEN": theirs}).wait_ready("tail")
+        wait_until(lambda: _answers(cluster.url("head")))
         for path, method in [("/forward", "POST"), ("/status", "GET"), ("/sessions/x", "DELETE")]:
-            assert call(cluster.url("tail") + path, b"" if method == "POST" else None, method=method).status == 401
-        right = {"Authorization": "Bearer two"}
+            body = b"" if method == "POST" else None
+            assert call(cluster.url("tail") + path, body, method=method).status == 401
+        right = {"Authorization": f"Bearer {theirs}"}
         assert call(cluster.url("tail") + "/status", headers=right).status == 200
         assert call(cluster.url("tail") + "/health").status == 200, "health needs no token"
         answer = cluster.complete("head", "Hello", max_tokens=1)
         assert answer.status == 502
         assert "cluster token" in answer.json()["error"]["message"]
-        assert "one" not in cluster.log("head") + cluster.log("tail").replace("node", "")
+        for token in (ours, theirs):
+            assert token not in cluster.log("head") + cluster.log("tail")
+            assert token not in answer.body.decode()
 
 
 def test_ipv6_listen_and_peer(tiny, tmp_path):
@@ -139,7 +190,10 @@ def test_ipv6_listen_and_peer(tiny, tmp_path):
         except OSError:
             pytest.fail("this machine has no IPv6 loopback")
         port = probe.getsockname()[1]
-    nodes = {"head": "0-1", "tail": {"layers": "2-3", "listen": f"[::]:{port}", "url": f"http://[::1]:{port}"}}
+    nodes = {
+        "head": "0-1",
+        "tail": {"layers": "2-3", "listen": f"[::]:{port}", "url": f"http://[::1]:{port}"},
+    }
     with Cluster(tmp_path, tiny, nodes) as cluster:
         cluster.start().wait_ready()
         assert cluster.complete("head", "Hello", max_tokens=2).status == 200
@@ -199,25 +253,50 @@ def test_check_says_that_all_is_well(tiny, tmp_path):
     cluster = Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"})
     result = run("check", "--config", cluster.config)
     assert result.returncode == 0, result.stdout
-    assert "route of head head: head from layer 0, then tail from layer 2" in result.stdout
+    assert "route from head: head from layer 0, then tail from layer 2" in result.stdout
     assert "WRONG" not in result.stdout
 
 
-def test_check_finds_a_missing_tensor(tiny, tmp_path):
+def copy_with(tiny, directory, change):
+    """The tiny model with other tensors: `change` edits the mapping from names to tensors."""
     from safetensors.torch import load_file, save_file
 
-    model = tmp_path / "model"
-    model.mkdir()
+    directory.mkdir()
     for file in tiny.iterdir():
         if file.suffix != ".safetensors":
-            (model / file.name).write_bytes(file.read_bytes())
+            (directory / file.name).write_bytes(file.read_bytes())
     tensors = load_file(tiny / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def drop(tensors):
     del tensors["model.layers.3.mlp.up_proj.weight"]
-    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+
+
+def add(tensors):
+    weight = tensors["model.layers.3.self_attn.o_proj.weight"]
+    tensors["model.layers.3.self_attn.extra.weight"] = weight.clone()
+
+
+@pytest.mark.parametrize(
+    "change, name",
+    [
+        (drop, "model.layers.3.mlp.up_proj.weight"),
+        (add, "model.layers.3.self_attn.extra.weight"),
+    ],
+    ids=["missing", "extra"],
+)
+def test_a_wrong_tensor_of_an_owned_layer_is_named(tiny, tmp_path, change, name):
+    model = copy_with(tiny, tmp_path / "model", change)
     cluster = Cluster(tmp_path, model, {"head": "0-1", "tail": "2-3"})
-    result = run("check", "--config", cluster.config)
-    assert result.returncode == 1
-    assert "model.layers.3.mlp.up_proj.weight" in result.stdout
+    served = run("serve", "--config", cluster.config, "--node", "tail")
+    assert served.returncode == 1
+    assert name in served.stderr
+    checked = run("check", "--config", cluster.config)
+    assert checked.returncode == 1
+    assert name in checked.stdout
     assert run("check", "--config", cluster.config, "--node", "head").returncode == 0
 
 
@@ -225,4 +304,3 @@ def test_help_and_version():
     assert "serve" in run("--help").stdout
     assert run("--version").stdout.strip()
     assert run().returncode != 0
-    assert free_port() > 0

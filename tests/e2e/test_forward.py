@@ -4,9 +4,8 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file
-
 from cluster import Cluster, call
+from safetensors.torch import load_file
 
 PROMPT = [5, 17, 300, 2000]
 
@@ -21,12 +20,16 @@ def raw(tensor):
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def shape(dtype, rows=len(PROMPT)):
-    return {"X-Meshnet-Dtype": dtype, "X-Meshnet-Shape": f"1,{rows},64"}
+def shape(dtype):
+    return {"X-Meshnet-Dtype": dtype, "X-Meshnet-Shape": f"1,{len(PROMPT)},64"}
 
 
 def prefill(**more):
-    return {"X-Meshnet-Session": "s1", "X-Meshnet-Cache": "prefill", **{f"X-Meshnet-{k}": v for k, v in more.items()}}
+    return {
+        "X-Meshnet-Session": "s1",
+        "X-Meshnet-Cache": "prefill",
+        **{f"X-Meshnet-{k}": v for k, v in more.items()},
+    }
 
 
 def forward(cluster, name, body, headers):
@@ -39,7 +42,12 @@ def expected(pair):
 
 
 def test_chained(pair, embeddings, expected):
-    answer = forward(pair, "head", raw(embeddings), {**prefill(Protocol="1", Route="head,tail"), **shape("bfloat16")})
+    answer = forward(
+        pair,
+        "head",
+        raw(embeddings),
+        {**prefill(Protocol="1", Route="head,tail"), **shape("bfloat16")},
+    )
     assert answer.status == 200
     assert answer.json()["token_id"] == expected
     assert answer.headers["X-Meshnet-Protocol"] == "1"
@@ -51,7 +59,10 @@ def test_driven_with_the_five_fixed_headers(pair, embeddings, expected):
     headers = prefill(**{"Past-Len": "0", "Hop-Index": "0", "Start-Layer": "0"})
     seam = forward(pair, "head", raw(embeddings), headers)
     assert seam.status == 200
-    assert seam.headers["X-Meshnet-Dtype"] == "bfloat16" and seam.headers["X-Meshnet-Shape"] == f"1,{len(PROMPT)},64"
+    assert (
+        seam.headers["X-Meshnet-Dtype"] == "bfloat16"
+        and seam.headers["X-Meshnet-Shape"] == f"1,{len(PROMPT)},64"
+    )
     assert len(seam.body) == len(PROMPT) * 64 * 2
     headers = prefill(**{"Past-Len": "0", "Hop-Index": "1", "Start-Layer": "2"})
     assert forward(pair, "tail", seam.body, headers).json()["token_id"] == expected
@@ -62,29 +73,45 @@ def test_a_stateless_step_decodes_the_token_alone(pair, embeddings, expected, ti
 
     seam = forward(pair, "head", raw(embeddings), shape("bfloat16"))
     answer = forward(pair, "tail", seam.body, shape("bfloat16")).json()
-    assert answer == {"text": AutoTokenizer.from_pretrained(tiny).decode([expected]), "token_id": expected}
+    assert answer == {
+        "text": AutoTokenizer.from_pretrained(tiny).decode([expected]),
+        "token_id": expected,
+    }
 
 
 def test_more_skips_the_tail_work(pair, embeddings):
-    answer = forward(pair, "head", raw(embeddings), prefill(Protocol="1", Route="head,tail", More="1"))
+    answer = forward(
+        pair, "head", raw(embeddings), prefill(Protocol="1", Route="head,tail", More="1")
+    )
     assert answer.status == 200 and answer.json() == {"text": "", "token_id": None}
 
 
 def test_state_that_is_not_kept_is_a_miss_with_its_reason(pair, embeddings):
     decode = {**prefill(**{"Past-Len": "4"}), "X-Meshnet-Cache": "decode"}
-    for headers, body in ((decode, raw(embeddings[:1])), (prefill(**{"Past-Len": "4"}), raw(embeddings))):
+    for headers, body in (
+        (decode, raw(embeddings[:1])),
+        (prefill(**{"Past-Len": "4"}), raw(embeddings)),
+    ):
         answer = forward(pair, "tail", body, headers)
         assert answer.status == 409
         error = answer.json()
         assert (error["error"], error["reason"]) == ("cache_miss", "caching_disabled")
         assert (error["node"], error["layers"]) == ("tail", "2-3")
-    assert b'meshnet_cache_misses_total{reason="caching_disabled"}' in call(pair.url("tail") + "/metrics").body
+    assert (
+        b'meshnet_cache_misses_total{reason="caching_disabled"}'
+        in call(pair.url("tail") + "/metrics").body
+    )
 
 
 def test_sampling_parameters_travel_in_meta(pair, embeddings):
     def token(seed):
-        meta = json.dumps({"sampling": {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "seed": seed}}).encode()
-        headers = {**prefill(Protocol="1", Route="head,tail"), "X-Meshnet-Meta-Length": str(len(meta))}
+        meta = json.dumps(
+            {"sampling": {"temperature": 2.0, "top_k": 0, "top_p": 1.0, "seed": seed}}
+        ).encode()
+        headers = {
+            **prefill(Protocol="1", Route="head,tail"),
+            "X-Meshnet-Meta-Length": str(len(meta)),
+        }
         return forward(pair, "head", meta + raw(embeddings), headers).json()["token_id"]
 
     assert token(1) == token(1)
@@ -104,7 +131,9 @@ def test_activations_that_are_not_finite_are_said(pair, expected):
     body = raw(torch.full((1, 64), float("nan"), dtype=torch.bfloat16))
     answer = forward(pair, "tail", body, {})
     assert answer.status == 500 and answer.json()["error"] == "non_finite_logits"
-    assert pair.complete("head", PROMPT, max_tokens=1).json()["choices"][0]["token_ids"] == [expected]
+    assert pair.complete("head", PROMPT, max_tokens=1).json()["choices"][0]["token_ids"] == [
+        expected
+    ]
 
 
 def test_an_error_climbs_the_chain_with_the_node_that_made_it(tiny, tmp_path, embeddings):
@@ -116,4 +145,3 @@ def test_an_error_climbs_the_chain_with_the_node_that_made_it(tiny, tmp_path, em
         answer = forward(cluster, "head", raw(embeddings), route)
         assert answer.status == 502
         assert answer.json()["node"] == "tail" and answer.json()["hop_index"] == 2
-

@@ -5,7 +5,6 @@ import socket
 import struct
 
 import pytest
-
 from cluster import call
 
 HIDDEN = 64
@@ -27,8 +26,18 @@ FORWARD = [
     ("negative tokens", {**SHAPE, "X-Meshnet-Shape": f"1,-1,{HIDDEN}"}, ROW, "X-Meshnet-Shape"),
     ("batch of two", {**SHAPE, "X-Meshnet-Shape": f"2,1,{HIDDEN}"}, ROW * 2, "X-Meshnet-Shape"),
     ("two numbers", {**SHAPE, "X-Meshnet-Shape": f"1,{HIDDEN}"}, ROW, "X-Meshnet-Shape"),
-    ("huge shape", {**SHAPE, "X-Meshnet-Shape": f"1,9223372036854775807,{HIDDEN}"}, ROW, "X-Meshnet-Shape"),
-    ("overflowing shape", {**SHAPE, "X-Meshnet-Shape": f"1,99999999999999999999,{HIDDEN}"}, ROW, "X-Meshnet-Shape"),
+    (
+        "huge shape",
+        {**SHAPE, "X-Meshnet-Shape": f"1,9223372036854775807,{HIDDEN}"},
+        ROW,
+        "X-Meshnet-Shape",
+    ),
+    (
+        "overflowing shape",
+        {**SHAPE, "X-Meshnet-Shape": f"1,99999999999999999999,{HIDDEN}"},
+        ROW,
+        "X-Meshnet-Shape",
+    ),
     ("shape with words", {**SHAPE, "X-Meshnet-Shape": f"1,one,{HIDDEN}"}, ROW, "X-Meshnet-Shape"),
     ("unknown mode", {**PREFILL, "X-Meshnet-Cache": "refill"}, ROW, "X-Meshnet-Cache"),
     ("mode in capitals", {**PREFILL, "X-Meshnet-Cache": "PREFILL"}, ROW, "X-Meshnet-Cache"),
@@ -39,16 +48,51 @@ FORWARD = [
     ("stateless with a past", {**SHAPE, "X-Meshnet-Past-Len": "4"}, ROW, "X-Meshnet-Past-Len"),
     ("prefill without session", {**SHAPE, "X-Meshnet-Cache": "prefill"}, ROW, "X-Meshnet-Session"),
     ("endless session id", {**PREFILL, "X-Meshnet-Session": "s" * 1000}, ROW, "X-Meshnet-Session"),
-    ("start layer of another shard", {**PREFILL, "X-Meshnet-Start-Layer": "0"}, ROW, "X-Meshnet-Start-Layer"),
-    ("start layer past the model", {**PREFILL, "X-Meshnet-Start-Layer": "99"}, ROW, "X-Meshnet-Start-Layer"),
+    (
+        "start layer of another shard",
+        {**PREFILL, "X-Meshnet-Start-Layer": "0"},
+        ROW,
+        "X-Meshnet-Start-Layer",
+    ),
+    (
+        "start layer past the model",
+        {**PREFILL, "X-Meshnet-Start-Layer": "99"},
+        ROW,
+        "X-Meshnet-Start-Layer",
+    ),
     ("epoch zero", {**PREFILL, "X-Meshnet-Epoch": "0"}, ROW, "X-Meshnet-Epoch"),
-    ("route of a stranger", {**PREFILL, "X-Meshnet-Route": "tail,stranger"}, ROW, "X-Meshnet-Route"),
-    ("route with a URL", {**PREFILL, "X-Meshnet-Route": "http://127.0.0.1:1"}, ROW, "X-Meshnet-Route"),
+    (
+        "route of a stranger",
+        {**PREFILL, "X-Meshnet-Route": "tail,stranger"},
+        ROW,
+        "X-Meshnet-Route",
+    ),
+    (
+        "route with a URL",
+        {**PREFILL, "X-Meshnet-Route": "http://127.0.0.1:1"},
+        ROW,
+        "X-Meshnet-Route",
+    ),
     ("route for another node", {**PREFILL, "X-Meshnet-Route": "head"}, ROW, "X-Meshnet-Route"),
     ("more of what", {**PREFILL, "X-Meshnet-More": "yes"}, ROW, "X-Meshnet-More"),
-    ("meta longer than the body", {**PREFILL, "X-Meshnet-Meta-Length": "999999"}, ROW, "X-Meshnet-Meta-Length"),
-    ("meta that is no JSON", {**PREFILL, "X-Meshnet-Meta-Length": "3"}, b"abc" + ROW, "X-Meshnet-Meta-Length"),
-    ("meta with a warm temperature", {**PREFILL, "X-Meshnet-Meta-Length": str(len(WARM))}, WARM + ROW, "meta.sampling.temperature"),
+    (
+        "meta longer than the body",
+        {**PREFILL, "X-Meshnet-Meta-Length": "999999"},
+        ROW,
+        "X-Meshnet-Meta-Length",
+    ),
+    (
+        "meta that is no JSON",
+        {**PREFILL, "X-Meshnet-Meta-Length": "3"},
+        b"abc" + ROW,
+        "X-Meshnet-Meta-Length",
+    ),
+    (
+        "meta with a warm temperature",
+        {**PREFILL, "X-Meshnet-Meta-Length": str(len(WARM))},
+        WARM + ROW,
+        "meta.sampling.temperature",
+    ),
     ("other model", {**PREFILL, "X-Meshnet-Model": "0000000000000000"}, ROW, "X-Meshnet-Model"),
     ("beyond the context", {**SHAPE, "X-Meshnet-Shape": f"1,300,{HIDDEN}"}, ROW * 300, "256"),
 ]
@@ -71,7 +115,14 @@ API = [
     ("role as number", {"messages": [{"role": 5, "content": "x"}]}),
     ("no role", {"messages": [{"content": "x"}]}),
     ("content as number", {"messages": [{"role": "user", "content": 5}]}),
-    ("an image", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}),
+    (
+        "an image",
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ]
+        },
+    ),
     ("an unknown part", {"messages": [{"role": "user", "content": [{"text": "x"}]}]}),
     ("temperature below zero", {"messages": [MESSAGE], "temperature": -1}),
     ("temperature above two", {"messages": [MESSAGE], "temperature": 2.5}),
@@ -134,7 +185,9 @@ def test_malformed_completion(pair, expected, name, body):
 
 
 def check_refusal(pair, expected, path, body):
-    answer = call(pair.url("head") + path, body, {"Content-Type": "application/json"}, method="POST")
+    answer = call(
+        pair.url("head") + path, body, {"Content-Type": "application/json"}, method="POST"
+    )
     assert 400 <= answer.status < 500, answer.body
     error = answer.json()["error"]
     assert error["message"] and error["type"] and error["code"]
@@ -150,12 +203,19 @@ def test_a_body_over_the_limit(pair, expected):
 def test_chat_body_of_two_megabytes_is_read(pair):
     answer = pair.chat("head", "word " * 400_000)
     assert answer.status == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded", "read whole, and refused for its length alone"
+    assert answer.json()["error"]["code"] == "context_length_exceeded", (
+        "read whole, and refused for its length alone"
+    )
 
 
 @pytest.mark.parametrize(
     "raw",
-    [b"GARBAGE\r\n\r\n", b"POST /forward HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02\x00" + bytes(64)],
+    [
+        b"GARBAGE\r\n\r\n",
+        b"POST /forward HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\x16\x03\x01\x02\x00" + bytes(64),
+    ],
     ids=["no HTTP", "negative length", "other version", "TLS"],
 )
 def test_broken_http(pair, expected, raw):

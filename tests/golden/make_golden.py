@@ -223,8 +223,11 @@ def make_smollm2(model_dir: Path, out: Path) -> None:
                 goldens[f"prompt_ids.{index}"] = prompt_ids
                 new_ids, margin = greedy_ids(model, prompt_ids, SMOLLM2_GREEDY)
                 goldens[f"greedy_ids.{index}"] = new_ids.contiguous()
-                print(f"prompt {index}: {len(ids)} ids, {len(new_ids)} new, margin {margin:.4f}: "
-                      f"{tokenizer.decode(new_ids[:16])!r}", flush=True)
+                print(
+                    f"prompt {index}: {len(ids)} ids, {len(new_ids)} new, margin {margin:.4f}: "
+                    f"{tokenizer.decode(new_ids[:16])!r}",
+                    flush=True,
+                )
                 assert margin > LEAST_MARGIN, (index, margin)
     save_file(goldens, out / "golden.safetensors", metadata=texts)
 
@@ -251,7 +254,9 @@ def main() -> None:
         sys.exit(f"{weights}: missing: run scripts/prepare-model smollm2")
     make_once(
         arguments.out,
-        stamp_of(weights, arguments.model_dir / "config.json", arguments.model_dir / "tokenizer.json"),
+        stamp_of(
+            weights, arguments.model_dir / "config.json", arguments.model_dir / "tokenizer.json"
+        ),
         lambda out: make_smollm2(arguments.model_dir, out),
     )
 

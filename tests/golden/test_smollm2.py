@@ -12,9 +12,8 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from safetensors import safe_open
-
 from cluster import ROOT, Cluster
+from safetensors import safe_open
 
 PROMPTS = 8
 TOKENS = 64
@@ -30,10 +29,15 @@ LAYOUTS = {
 @pytest.fixture(scope="session")
 def goldens(smollm2):
     out = ROOT / "build/release/golden/smollm2"
-    subprocess.run([sys.executable, ROOT / "tests/golden/make_golden.py", "smollm2", smollm2, out], check=True)
+    subprocess.run(
+        [sys.executable, ROOT / "tests/golden/make_golden.py", "smollm2", smollm2, out], check=True
+    )
     with safe_open(out / "golden.safetensors", "pt") as file:
         cases = [
-            (file.get_tensor(f"prompt_ids.{i}").tolist(), file.get_tensor(f"greedy_ids.{i}").tolist())
+            (
+                file.get_tensor(f"prompt_ids.{i}").tolist(),
+                file.get_tensor(f"greedy_ids.{i}").tolist(),
+            )
             for i in range(PROMPTS)
         ]
     lengths = [len(prompt) for prompt, _ in cases]
@@ -52,7 +56,9 @@ def layout(request, smollm2, tmp_path_factory):
     nodes = LAYOUTS[request.param]
     # Prompts run side by side, so several nodes keep both cores busy with a thread each.
     threads = 2 if len(nodes) == 1 else 1
-    with Cluster(tmp_path_factory.mktemp("layout"), smollm2, nodes, dtype="float32", threads=threads) as cluster:
+    with Cluster(
+        tmp_path_factory.mktemp("layout"), smollm2, nodes, dtype="float32", threads=threads
+    ) as cluster:
         yield cluster.start().wait_ready()
 
 
@@ -96,4 +102,7 @@ def test_chained_equals_transformers(layout, goldens):
 
 
 def test_driven_equals_transformers(layout, goldens, embed_tokens):
-    for_all(goldens, lambda i, case: generate_driven(layout, case[0], embed_tokens, len(case[1]), f"driven-{i}"))
+    for_all(
+        goldens,
+        lambda i, case: generate_driven(layout, case[0], embed_tokens, len(case[1]), f"driven-{i}"),
+    )

@@ -83,7 +83,7 @@ TEST(Config, ReadsWhatTransformersWrites) {
   EXPECT_DOUBLE_EQ(config.rope_parameters.rope_theta, 10000.0);
 }
 
-TEST(Config, HeadDimIsWhatTheFileSaysElseHiddenSizeOverHeads) {  // B14
+TEST(Config, HeadDimIsWhatTheFileSaysElseHiddenSizeOverHeads) {
   EXPECT_EQ(read_changed({{"head_dim", 32}}).head_dim, 32);
   EXPECT_EQ(read_changed().head_dim, 16);
   EXPECT_THAT(refusal_of({{"hidden_size", 66}}),
@@ -104,7 +104,7 @@ TEST(Config, EosTokenIdsMayBeAList) {
   EXPECT_THAT(refusal_of({{"eos_token_id", {1, 100}}}), HasSubstr("eos_token_id"));
 }
 
-TEST(Config, RopeThetaIsReadAtTopLevelAndNested) {  // B11
+TEST(Config, RopeThetaIsReadAtTopLevelAndNested) {
   const ModelConfig top_level = read_changed({{"rope_theta", 1e6}});
   const ModelConfig nested = read_changed(rope({{"rope_type", "default"}, {"rope_theta", 1e6}}));
   EXPECT_DOUBLE_EQ(top_level.rope_parameters.rope_theta, 1e6);
@@ -134,7 +134,7 @@ TEST(Config, RopeTypesUnderBothKeysAndBothNames) {
       EXPECT_DOUBLE_EQ(parameters.high_freq_factor, 4.0);
       EXPECT_EQ(parameters.original_max_position_embeddings, 64);
     }
-    EXPECT_THAT(refusal_of(rope({{type_key, "yarn"}, {"factor", 4.0}})),  // B53
+    EXPECT_THAT(refusal_of(rope({{type_key, "yarn"}, {"factor", 4.0}})),
                 AllOf(HasSubstr("rope_parameters"), HasSubstr(type_key), HasSubstr("yarn")));
   }
 }
@@ -172,8 +172,7 @@ TEST(Config, RefusalsNameFileKeyExpectedAndGot) {
       {{{"dtype", "int8"}}, {"dtype", "int8"}},
       {{{"hidden_act", "gelu"}}, {"hidden_act", "gelu", "silu"}},
       {{{"attention_bias", "no"}}, {"attention_bias", "no"}},
-      {{{"quantization_config", {{"quant_method", "fp8"}}}},
-       {"quantization_config", "fp8"}},  // B20
+      {{{"quantization_config", {{"quant_method", "fp8"}}}}, {"quantization_config", "fp8"}},
   };
   for (const auto& [changes, parts] : cases) {
     const std::string message = refusal_of(changes);

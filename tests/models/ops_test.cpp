@@ -19,7 +19,7 @@ at::Tensor rms_norm_of_transformers(const at::Tensor& x, const at::Tensor& weigh
   return weight * (hidden_states * at::rsqrt(variance + eps)).to(x.scalar_type());
 }
 
-TEST(RmsNorm, RoundsWhereTransformersDoes) {  // B52
+TEST(RmsNorm, RoundsWhereTransformersDoes) {
   at::manual_seed(0);
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (const int64_t rows : {1, 7, 300}) {

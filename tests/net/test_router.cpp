@@ -76,14 +76,5 @@ TEST_F(RouterTest, OtherMethodIs405AndNamesTheAllowed) {
   EXPECT_THAT(message_, HasSubstr("DELETE"));
 }
 
-TEST(LastSegment, IsPercentDecoded) {
-  EXPECT_EQ(last_segment("/sessions/s1?x=1"), "s1");
-  EXPECT_EQ(last_segment("/sessions/a%2Fb%20c%7e"), "a/b c~");
-  EXPECT_EQ(last_segment("/sessions/"), "");
-  for (const char* bad : {"/sessions/%", "/sessions/%2", "/sessions/%zz", "/sessions/a%2"}) {
-    EXPECT_THROW(last_segment(bad), HttpError) << bad;
-  }
-}
-
 }  // namespace
 }  // namespace meshnet

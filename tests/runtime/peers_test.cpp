@@ -85,6 +85,27 @@ TEST_F(PeersTest, SaysWhyNoRouteIsComplete) {
   EXPECT_THAT(refusal(), HasSubstr("refuses our cluster token"));
 }
 
+TEST_F(PeersTest, AnErrorIsNoOldNode) {
+  StubNode proxy(io_, status("<html>", http::status::bad_gateway));
+  topology_.nodes[1].url = proxy.url();
+  EXPECT_THAT(refusal(), HasSubstr("answered GET /status with 502"));
+}
+
+TEST_F(PeersTest, AFailedNodeIsLeftOutUntilItAnswersAgain) {
+  StubNode first(io_, status(R"({"protocol": 1, "state": "ready"})"));
+  StubNode second(io_, status(R"({"protocol": 1, "state": "ready"})"));
+  topology_.nodes[1].url = first.url();
+  topology_.nodes.push_back(topology_.nodes[1]);
+  topology_.nodes[2].name = "spare";
+  topology_.nodes[2].url = second.url();
+  Peers peers(client_, topology_, topology_.nodes[0], "", "f00d", 4);
+  EXPECT_EQ(run_until_done(io_, peers.choose_hops()).at(0).name, "tail");
+  peers.mark_failed("tail", "connection refused");
+  EXPECT_EQ(run_until_done(io_, peers.choose_hops()).at(0).name, "spare");
+  peers.mark_failed("spare", "connection refused");
+  EXPECT_EQ(run_until_done(io_, peers.choose_hops()).at(0).name, "tail") << "asked again";
+}
+
 TEST_F(PeersTest, ANodeStartedLaterIsFoundByTheNextRequest) {
   Peers peers(client_, topology_, topology_.nodes[0], "", "f00d", 4);
   EXPECT_THROW(run_until_done(io_, peers.choose_hops()), HttpError);

@@ -160,6 +160,31 @@ TEST_F(PipelineTest, AHopsOwnErrorClimbsUnchanged) {
   EXPECT_EQ(error.layers, "5-7");
 }
 
+TEST_F(PipelineTest, AnswersThatCannotBeAreRefusedNamingTheHop) {
+  StubNode early(io_, token(3));
+  StubNode old(io_, tensor('o', 0));
+  StubNode shorter(io_, [](const HttpRequest&) -> Awaitable<HttpResponse> {
+    const HiddenStates one_row{Dtype::kBFloat16, 1, kHidden, std::string(kHidden * 2, 's')};
+    co_return format_forward_reply({one_row, 1, ""});
+  });
+  StubNode garbage(io_, [](const HttpRequest&) -> Awaitable<HttpResponse> {
+    HttpResponse response{http::status::ok, 11};
+    response.set(http::field::content_type, "application/json");
+    response.body() = "{";
+    co_return response;
+  });
+  const auto early_error = error_of({{"early", early.url(), 3, 1}, {"old", old.url(), 4, 0}});
+  EXPECT_THAT(early_error.what(), HasSubstr("early answered with a token, but old comes after it"));
+  const auto short_error = error_of({{"shorter", shorter.url(), 3, 1}});
+  EXPECT_THAT(short_error.what(), HasSubstr("expected 2 tokens, got 1"));
+  const auto garbage_error = error_of({{"garbage", garbage.url(), 3, 1}});
+  for (const auto* error : {&early_error, &short_error, &garbage_error})
+    EXPECT_EQ(error->status, 502U);
+  EXPECT_EQ(early_error.node, "early");
+  EXPECT_EQ(short_error.node, "shorter");
+  EXPECT_EQ(garbage_error.node, "garbage");
+}
+
 TEST_F(PipelineTest, AnUnreachableHopIs502NamingIt) {
   Url gone;
   {

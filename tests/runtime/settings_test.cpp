@@ -68,7 +68,7 @@ nodes:
   tail: {listen: "[::]:8002", url: "http://[fd00::2]:8002", layers: 21-23}
 )";
 
-TEST_F(SettingsTest, ReadsEveryKeyOfTheContract) {
+TEST_F(SettingsTest, ReadsEveryKey) {
   const auto topology = read(R"(
 model: /models/Qwen2.5-0.5B-Instruct
 served_name: qwen2.5-0.5b
@@ -107,7 +107,7 @@ nodes:
   EXPECT_EQ(tail.listen.address().to_string(), "::");
 }
 
-TEST_F(SettingsTest, DefaultsAreThoseOfTheContract) {
+TEST_F(SettingsTest, Defaults) {
   const auto topology = read(std::string("model: /models/SmolLM2") + kNodes);
   const auto& node = topology.node("tail");
   EXPECT_EQ(node.served_name, "SmolLM2") << "the directory's name";

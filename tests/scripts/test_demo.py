@@ -15,10 +15,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "lib" / "demo.py"
-HOME = Path(
-    os.environ.get("MESHNET_HOME")
-    or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshnet"
-)
+HOME = Path(os.environ.get("MESHNET_HOME") or Path.home() / ".cache" / "meshnet")
 NODES = yaml.safe_load((ROOT / "configs" / "smollm2_two_nodes.yaml").read_text())["nodes"]
 PORTS = [int(node["listen"].rsplit(":", 1)[1]) for node in NODES.values()]
 

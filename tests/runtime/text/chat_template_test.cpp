@@ -41,7 +41,7 @@ std::string refusal(const ChatTemplate& chat_template, const std::string& messag
     return "rendered: " + chat_template.render(messages, "", "");
   } catch (const HttpError& error) {
     EXPECT_EQ(error.status, 400U);
-    EXPECT_EQ(error.error, "invalid_request_error");
+    EXPECT_EQ(error.error, kInvalidRequest);
     return error.what();
   }
 }
@@ -70,21 +70,21 @@ TEST(ChatTemplateParity, RendersAsTransformersDoes) {
   }
 }
 
-TEST(ChatTemplate, JinjaFileWinsOverTheConfig) {  // B28
+TEST(ChatTemplate, JinjaFileWinsOverTheConfig) {
   const Model model("from the file");
   text_test::write_file(model.path() / "tokenizer_config.json",
                         R"({"chat_template": "from the config"})");
   EXPECT_EQ(model.render(), "from the file");
 }
 
-TEST(ChatTemplate, ConfigAloneServes) {  // B28
+TEST(ChatTemplate, ConfigAloneServes) {
   const text_test::TempDir dir;
   text_test::write_file(dir.path() / "tokenizer_config.json",
                         R"({"chat_template": "from the config"})");
   EXPECT_EQ(ChatTemplate::load(dir.path()).value().render(kHello, "", ""), "from the config");
 }
 
-TEST(ChatTemplate, ModelWithoutOneHasNone) {  // B28
+TEST(ChatTemplate, ModelWithoutOneHasNone) {
   const text_test::TempDir dir;
   EXPECT_FALSE(ChatTemplate::load(dir.path()));
   for (const char* config : {"{}", R"({"chat_template": null})"}) {
@@ -122,7 +122,7 @@ TEST(ChatTemplate, FilesThatCannotServeAreNamed) {
   }
 }
 
-TEST(ChatTemplate, SyntaxErrorNamesFileAndLine) {  // B26
+TEST(ChatTemplate, SyntaxErrorNamesFileAndLine) {
   for (const char* source : {"line 1\n{% if x %}", "a\n{% include 'b' %}", "\n{{ 1 + }}"}) {
     const Model model(source);
     EXPECT_THAT(
@@ -133,7 +133,7 @@ TEST(ChatTemplate, SyntaxErrorNamesFileAndLine) {  // B26
   }
 }
 
-TEST(ChatTemplate, ItsOwnRefusalIsTheMessageAndItGoesOn) {  // B29
+TEST(ChatTemplate, ItsOwnRefusalIsTheMessageAndItGoesOn) {
   const Model model(
       "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
       "{% endif %}ok");
@@ -149,7 +149,7 @@ TEST(ChatTemplate, WhatItCannotRenderIsRefusedWithTheLine) {
               AllOf(HasSubstr("chat template, line 3: "), HasSubstr("no_such_filter")));
 }
 
-TEST(ChatTemplate, NullContentIsAMissingField) {  // B31
+TEST(ChatTemplate, NullContentIsAMissingField) {
   const Model model(
       "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.content is defined }}"
       "{{ m.tool_calls[0].function.name if m.tool_calls else '' }};{% endfor %}");
@@ -162,7 +162,7 @@ TEST(ChatTemplate, NullContentIsAMissingField) {  // B31
   EXPECT_EQ(model.render(conversation("")), expected);
 }
 
-TEST(ChatTemplate, KwargsAreVariablesAndUnknownOnesHarmless) {  // B32
+TEST(ChatTemplate, KwargsAreVariablesAndUnknownOnesHarmless) {
   const Model model("{{ '<think>\\n\\n</think>' if enable_thinking is false else 'think' }}");
   EXPECT_EQ(model.render(kHello, R"({"enable_thinking": false})"), "<think>\n\n</think>");
   EXPECT_EQ(model.render(kHello, R"({"enable_thinking": true, "other": [{}]})"), "think");

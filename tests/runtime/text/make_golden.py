@@ -16,7 +16,16 @@ from pathlib import Path
 
 import jinja2
 from templates import CASES
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 ALPHABETS = [
@@ -82,19 +91,32 @@ def with_byte_tokens(trained: Tokenizer) -> Tokenizer:
             byte_fallback=True,
         )
     )
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    tokenizer.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A <s> $B", [("<s>", 1)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        "<s> $A", "<s> $A <s> $B", [("<s>", 1)]
+    )
     return tokenizer
 
 
 def train_byte_fallback(corpus: list[str]) -> Tokenizer:
     trained = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
-    trained.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    trainer = trainers.BpeTrainer(vocab_size=500, limit_alphabet=60, special_tokens=["<unk>"], show_progress=False)
+    trained.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=500, limit_alphabet=60, special_tokens=["<unk>"], show_progress=False
+    )
     trained.train_from_iterator(corpus, trainer)
     return with_byte_tokens(trained)
 
@@ -111,7 +133,9 @@ def train_byte_level(corpus: list[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(corpus, trainer)
-    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)])
+    tokenizer.add_tokens(
+        [AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)]
+    )
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=8)
     return tokenizer
@@ -156,7 +180,9 @@ def write_tokenizer_golden(tokenizer, model_dir: Path, out: Path) -> None:
         runs.append([rng.randrange(low, high) for _ in range(rng.randint(1, 60))])
     chats = []
     for messages in CHATS:
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
         chats.append({"messages": json.dumps(messages, ensure_ascii=False), "ids": ids})
     plain = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
     golden = {
@@ -176,13 +202,24 @@ def write_tokenizer_golden(tokenizer, model_dir: Path, out: Path) -> None:
 def write_tiny_tokenizers(out: Path) -> None:
     corpus = hard_strings(600)
     trained = {
-        "byte_fallback": (train_byte_fallback(corpus), {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}),
-        "byte_level": (train_byte_level(corpus), {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>"}),
-        "metaspace": (train_metaspace(corpus), {"eos_token": "</s>", "unk_token": "<unk>", "bos_token": "</s>"}),
+        "byte_fallback": (
+            train_byte_fallback(corpus),
+            {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
+        ),
+        "byte_level": (
+            train_byte_level(corpus),
+            {"eos_token": "<|im_end|>", "bos_token": "<|endoftext|>"},
+        ),
+        "metaspace": (
+            train_metaspace(corpus),
+            {"eos_token": "</s>", "unk_token": "<unk>", "bos_token": "</s>"},
+        ),
     }
     for name, (backend, special_tokens) in trained.items():
         folder = out / name
-        saved = PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=CHAT_TEMPLATE, **special_tokens)
+        saved = PreTrainedTokenizerFast(
+            tokenizer_object=backend, chat_template=CHAT_TEMPLATE, **special_tokens
+        )
         saved.save_pretrained(folder)
         backend.save(str(folder / "tokenizer.json"))  # as trained: truncation and padding too
         write_tokenizer_golden(AutoTokenizer.from_pretrained(folder), folder, folder)
@@ -240,7 +277,9 @@ def main() -> None:
     model_dir = Path(sys.argv[2])
     if not (model_dir / "tokenizer.json").exists():
         sys.exit(f"{model_dir} holds no model: run scripts/prepare-model {kind}")
-    write_tokenizer_golden(AutoTokenizer.from_pretrained(model_dir), model_dir, out / "tokenizers" / kind)
+    write_tokenizer_golden(
+        AutoTokenizer.from_pretrained(model_dir), model_dir, out / "tokenizers" / kind
+    )
 
 
 if __name__ == "__main__":

@@ -74,7 +74,6 @@ TEST(TokenizerParity, DecodesAsTransformersDoes) {
   });
 }
 
-// B22
 TEST(DetokenizerParity, PiecesOfAnyRunJoinToTheOneShotDecode) {
   for_each_tokenizer([](const Tokenizer& tokenizer, const auto&, const nlohmann::json& golden) {
     for (std::size_t i = 0; i < golden["ids"].size(); ++i) {
@@ -107,7 +106,6 @@ TEST(DetokenizerParity, HoldsNothingBackThatIsSettled) {
   });
 }
 
-// B23
 TEST(ChatParity, PromptIdsAreThoseOfApplyChatTemplate) {
   for_each_tokenizer([](const Tokenizer& tokenizer,
                         const std::filesystem::path& model_dir,

@@ -6,8 +6,17 @@ ROLES = [
     {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHello!"},
     {"role": "user", "content": "Weather?"},
 ]
-ARGUMENTS = {"city": "Paris é", "days": [1, 2.0, 1e20, 1e-7], "deep": {"b": True, "a": None}, "zero": []}
-CALL = {"id": "call00001", "type": "function", "function": {"name": "get_weather", "arguments": ARGUMENTS}}
+ARGUMENTS = {
+    "city": "Paris é",
+    "days": [1, 2.0, 1e20, 1e-7],
+    "deep": {"b": True, "a": None},
+    "zero": [],
+}
+CALL = {
+    "id": "call00001",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": ARGUMENTS},
+}
 TOOL_TURNS = [
     {"role": "user", "content": "Weather?"},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -42,7 +51,7 @@ VALUES = {
     "none": None,
     "yes": True,
     "numbers": [1.5, 1e20, 1e-7, 1e16, 123456789012345.0, -0.0, 18446744073709551615],
-    "quoted": "it's \"q\" \\ \n\t\x01\u200b é",
+    "quoted": 'it\'s "q" \\ \n\t\x01\u200b é',
     "padded": "  pad \n",
 }
 
@@ -71,7 +80,10 @@ CHATML = (
 case("chatml", CHATML)
 case("no_generation_prompt", CHATML, add_generation_prompt=False)
 case("in_tokenizer_config", CHATML, as_jinja_file=False)
-case("special_tokens", "{{ bos_token }}|{{ eos_token }}|{{ unk_token }}|{{ pad_token }}|{{ pad_token is defined }}")
+case(
+    "special_tokens",
+    "{{ bos_token }}|{{ eos_token }}|{{ unk_token }}|{{ pad_token }}|{{ pad_token is defined }}",
+)
 case("special_token_by_kwarg", "{{ bos_token }}", bos_token="<other>")
 NAMED = {"default": "plain {{ messages[0].content }}", "tool_use": "{{ tools[0].function.name }}"}
 case("named_default", NAMED)
@@ -112,8 +124,14 @@ case(
     "{% endfor %}{% else %}no tools{% endif %}{{ tools is none }}{{ documents is none }}",
     tools=TOOLS,
 )
-case("no_tools", "{{ tools is none }}{{ tools is not none }}{{ 'tools' if tools else 'none' }}{{ tools }}")
-case("no_tools_is_iterable", "{% if tools is iterable and tools | length > 0 %}some{% else %}none{% endif %}")
+case(
+    "no_tools",
+    "{{ tools is none }}{{ tools is not none }}{{ 'tools' if tools else 'none' }}{{ tools }}",
+)
+case(
+    "no_tools_is_iterable",
+    "{% if tools is iterable and tools | length > 0 %}some{% else %}none{% endif %}",
+)
 case("empty_tools", "{{ tools is none }}{{ tools is iterable }}{{ tools | length }}", tools=[])
 
 case(
@@ -240,13 +258,26 @@ case(
 case("strftime_parts", "{{ strftime_now('%%') }}{{ strftime_now('%z%Z') }}{{ strftime_now('') }}")
 
 case("undefined_attribute", "a\n\n{{ nope.attribute }}")
-case("none_attribute_is_undefined", "{{ none.foo is defined }}{{ messages[0].foo is defined }}", **VALUES)
+case(
+    "none_attribute_is_undefined",
+    "{{ none.foo is defined }}{{ messages[0].foo is defined }}",
+    **VALUES,
+)
 case("undefined_plus_text", "{{ nope + 'x' }}")
 case("text_plus_number", "{{ 'a' + 1 }}")
 case("undefined_to_json", "{{ nope | tojson }}")
 case("unknown_method", "{{ messages.append(1) }}")
 case("unknown_filter", "line 1\n{{ 'a' | no_such_filter }}")
 case("raise_text", "{{ raise_exception('System role not supported') }}")
-case("raise_made_up_text", "{% for m in messages %}{{ raise_exception('Bad role: ' ~ m.role ~ ' \"é\"') }}{% endfor %}")
-case("raise_in_macro", "{% macro m() %}{{ raise_exception('from a macro') }}{% endmacro %}x{{ m() | upper }}")
-case("raise_in_unused_branch", "{% if messages | length > 99 %}{{ raise_exception('too long') }}{% endif %}ok")
+case(
+    "raise_made_up_text",
+    "{% for m in messages %}{{ raise_exception('Bad role: ' ~ m.role ~ ' \"é\"') }}{% endfor %}",
+)
+case(
+    "raise_in_macro",
+    "{% macro m() %}{{ raise_exception('from a macro') }}{% endmacro %}x{{ m() | upper }}",
+)
+case(
+    "raise_in_unused_branch",
+    "{% if messages | length > 99 %}{{ raise_exception('too long') }}{% endif %}ok",
+)

@@ -70,7 +70,7 @@ TEST(Tokenizer, TextThatIsNotUtf8IsAnError) {
               ThrowsMessage<std::runtime_error>(HasSubstr("not UTF-8")));
 }
 
-TEST(Tokenizer, RawPromptBeginsWithOneBos) {  // B23
+TEST(Tokenizer, RawPromptBeginsWithOneBos) {
   const Tokenizer tokenizer = tiny("byte_fallback");
   const int64_t bos = tokenizer.token_to_id("<s>").value();
   const Ids ids = tokenizer.encode("Hello", true);
@@ -78,7 +78,7 @@ TEST(Tokenizer, RawPromptBeginsWithOneBos) {  // B23
   EXPECT_EQ(std::count(ids.begin(), ids.end(), bos), 1);
 }
 
-TEST(Tokenizer, ChatPromptKeepsTheOneBosOfItsTemplate) {  // B23
+TEST(Tokenizer, ChatPromptKeepsTheOneBosOfItsTemplate) {
   const Tokenizer tokenizer = tiny("byte_fallback");
   const auto chat_template =
       ChatTemplate::load(text_test::golden_dir() / "tokenizers" / "byte_fallback").value();
@@ -107,7 +107,7 @@ TEST(Tokenizer, IsUsedFromManyThreads) {
   EXPECT_EQ(equal, std::vector<int>(4, 200));
 }
 
-TEST(Detokenizer, CutOffCharacterIsFlushedAtTheEnd) {  // B22
+TEST(Detokenizer, CutOffCharacterIsFlushedAtTheEnd) {
   for (const char* name : {"byte_level", "byte_fallback"}) {
     SCOPED_TRACE(name);
     const Tokenizer tokenizer = tiny(name);

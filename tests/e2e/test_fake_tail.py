@@ -1,0 +1,309 @@
+"""A real head and a scripted tail: answers that no node of ours gives, and those that are rare.
+
+The tail is an HTTP server of this file. It answers each POST /forward with the next of a list.
+"""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from cluster import Cluster, call
+
+NAME = "far-end"  # no word that an error message has for other reasons
+LAYERS = "2-3"
+HIDDEN = 64
+PROMPT = [1000, 2000, 3000]
+FIXED_HEADERS = {
+    "x-meshnet-session",
+    "x-meshnet-cache",
+    "x-meshnet-past-len",
+    "x-meshnet-hop-index",
+    "x-meshnet-start-layer",
+}
+JSON = "application/json"
+
+
+def answer(status, body, content_type=JSON, **headers):
+    """Status, headers and body of one scripted answer."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return status, {"Content-Type": content_type, **names}, data
+
+
+def token(token_id):
+    return answer(200, {"text": "x", "token_id": token_id}, X_Meshnet_Protocol="1")
+
+
+def error(status, code, **fields):
+    where = {"node": NAME, "hop_index": 1, "layers": LAYERS}
+    return answer(status, {"error": code, "message": f"scripted {code}", **where, **fields})
+
+
+def miss(reason="unknown_session"):
+    return error(409, "cache_miss", reason=reason)
+
+
+TENSOR = answer(
+    200,
+    bytes(HIDDEN * 2),
+    "application/octet-stream",
+    X_Meshnet_Protocol="1",
+    X_Meshnet_Dtype="bfloat16",
+    X_Meshnet_Shape=f"1,1,{HIDDEN}",
+)
+
+
+class Tail:
+    """The scripted node: `status` answers GET /status, `script` one POST /forward after another."""
+
+    def __init__(self, port, ready):
+        self.ready = self.status = ready
+        self.script, self.received = [], []
+        self.server = ThreadingHTTPServer(("127.0.0.1", port), self.handler())
+        self.server.daemon_threads = True
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def handler(tail):  # noqa: N805 (`self` is the request's handler below)
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_GET(self):
+                self.reply(*tail.status)
+
+            def do_DELETE(self):
+                self.reply(*answer(200, {"released": True}))
+
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                headers = {name.lower(): value for name, value in self.headers.items()}
+                tail.received.append((headers, body))
+                over = error(500, "script_is_over")
+                self.reply(*(tail.script.pop(0) if tail.script else over))
+
+            def reply(self, status, headers, body):
+                self.send_response(status)
+                for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        return Handler
+
+    def play(self, *script):
+        self.script, self.received = list(script), []
+
+    def modes(self):
+        return [headers["x-meshnet-cache"] for headers, _ in self.received]
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+
+
+def wait_until(condition, seconds=15):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("fake-tail")
+    with Cluster(directory, tiny, {"head": "0-1", NAME: LAYERS}) as cluster:
+        yield cluster.start("head")
+
+
+@pytest.fixture(scope="module")
+def shared_tail(cluster):
+    def head_status():
+        try:
+            return call(cluster.url("head") + "/status", timeout=2).json()
+        except OSError:
+            return {}
+
+    wait_until(lambda: head_status().get("state") == "ready", seconds=60)
+    status = {
+        "protocol": 1,
+        "state": "ready",
+        "model_fingerprint": head_status()["model_fingerprint"],
+    }
+    tail = Tail(int(cluster.url(NAME).rsplit(":", 1)[1]), answer(200, status))
+    yield tail
+    tail.close()
+
+
+@pytest.fixture
+def tail(cluster, shared_tail):
+    """Ready, with protocol 1; and after the test the head must answer as if nothing had been."""
+    wait_for_protocol(cluster, 1)
+    shared_tail.play()
+    yield shared_tail
+    shared_tail.status = shared_tail.ready
+    wait_for_protocol(cluster, 1)
+    shared_tail.play(token(1000), token(2000))
+    assert ids_of(generate(cluster, 2)) == [1000, 2000]
+    assert cluster.alive("head")
+
+
+def peer(cluster):
+    return call(cluster.url("head") + "/status").json()["peers"][0]
+
+
+def wait_for_protocol(cluster, protocol):
+    wait_until(lambda: peer(cluster)["usable"] and peer(cluster)["protocol"] == protocol)
+
+
+def generate(cluster, max_tokens, **fields):
+    return cluster.complete("head", PROMPT, max_tokens=max_tokens, **fields)
+
+
+def ids_of(answer):
+    assert answer.status == 200, answer.body
+    return answer.json()["choices"][0]["token_ids"]
+
+
+def check_error(answer, status):
+    """An error in OpenAI's shape, whose message says which node."""
+    assert answer.status == status, answer.body
+    error = answer.json()["error"]
+    assert error["type"] and error["code"]
+    assert NAME in error["message"], error
+    return error
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        token(10**9),
+        token(49152),
+        token(-1),
+        answer(200, b'{"text": "x", "tok', X_Meshnet_Protocol="1"),
+        answer(200, b"", X_Meshnet_Protocol="1"),
+        TENSOR,
+        answer(200, {"text": "x"}, X_Meshnet_Protocol="1"),
+        token(None),
+        token("7"),
+        answer(502, b"<html>Bad Gateway</html>", "text/html"),
+    ],
+    ids=[
+        "id far out of range",
+        "id one out of range",
+        "id below zero",
+        "broken JSON",
+        "no body",
+        "a tensor",
+        "no token_id",
+        "null token_id",
+        "token_id as text",
+        "a proxy's page",
+    ],
+)
+@pytest.mark.parametrize("before", [0, 1], ids=["at once", "after a token"])
+def test_an_answer_that_is_no_token(cluster, tail, bad, before):
+    tail.play(*[token(1000)] * before, bad)
+    check_error(generate(cluster, 4), 502)
+
+
+def test_three_misses_in_a_row_end_a_generation(cluster, tail):
+    tail.play(token(1000), miss(), miss(), miss(), token(2000))
+    check_error(generate(cluster, 8), 502)
+    assert len(tail.received) == 4
+
+
+@pytest.mark.parametrize(
+    "script, ids",
+    [
+        ([token(1000), miss(), token(2000), token(3000)], [1000, 2000, 3000]),
+        ([token(1000), miss(), miss(), token(2000), token(3000)], [1000, 2000, 3000]),
+        ([token(1000), *[miss(), token(2000), token(3000)] * 4], [1000, *[2000, 3000] * 4]),
+    ],
+    ids=["once", "twice in a row", "four times, with served steps between them"],
+)
+def test_fewer_misses_leave_the_answer_unharmed(cluster, tail, script, ids):
+    tail.play(*script)
+    assert ids_of(generate(cluster, len(ids))) == ids
+    assert tail.script == []
+
+
+def test_without_state_every_step_carries_the_whole_sequence(cluster, tail):
+    tail.play(token(1000), token(2000), miss(), token(3000))
+    assert ids_of(generate(cluster, 3)) == [1000, 2000, 3000]
+    assert tail.modes() == ["prefill"] * 4
+    shapes = [headers["x-meshnet-shape"] for headers, _ in tail.received]
+    assert shapes == [f"1,{tokens},{HIDDEN}" for tokens in (3, 4, 5, 5)]
+    assert [len(body) for _, body in tail.received] == [
+        int(headers["x-meshnet-meta-length"]) + tokens * HIDDEN * 2
+        for (headers, _), tokens in zip(tail.received, (3, 4, 5, 5), strict=True)
+    ]
+    assert len({headers["x-meshnet-session"] for headers, _ in tail.received}) == 1
+
+
+def test_logits_that_are_not_finite_end_a_generation_at_once(cluster, tail):
+    tail.play(token(1000), error(500, "non_finite_logits"), token(2000))
+    said = check_error(generate(cluster, 4), 500)
+    assert said["code"] == "non_finite_logits"
+    assert LAYERS in said["message"]
+    assert len(tail.received) == 2
+
+
+def test_a_full_queue_at_the_first_step_is_told_to_the_client(cluster, tail):
+    tail.play(error(429, "queue_full"))
+    refused = generate(cluster, 4)
+    check_error(refused, 429)
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert len(tail.received) == 1
+
+
+def test_a_full_queue_in_mid_generation_is_waited_for(cluster, tail):
+    busy = error(429, "queue_full")
+    tail.play(token(1000), miss("caching_disabled"), busy, token(2000), busy, busy, token(3000))
+    started = time.monotonic()
+    assert ids_of(generate(cluster, 3)) == [1000, 2000, 3000]
+    assert 1.5 < time.monotonic() - started < 30, "it waits before each new try"
+    assert tail.script == []
+
+
+def test_a_proxy_that_answers_for_a_dead_tail(cluster, tail):
+    health = cluster.url("head") + "/health"
+    tail.status = answer(502, b"<html>Bad Gateway</html>", "text/html")
+    wait_until(lambda: call(health).status == 503)
+    reason = call(health).json()["reason"]
+    assert NAME in reason and "answered" in reason and "502" in reason
+    check_error(generate(cluster, 1), 502)
+    assert tail.received == [], "no step goes to a node that is not usable"
+
+
+@pytest.fixture
+def old_tail(cluster, tail):
+    """It has no /status, as nodes that speak protocol 0."""
+    tail.status = answer(404, b"not here", "text/plain")
+    wait_for_protocol(cluster, 0)
+    return tail
+
+
+def old_token(token_id):
+    return answer(200, {"text": "x", "token_id": token_id})
+
+
+def test_an_old_tail_gets_the_five_headers_and_the_tensor(cluster, old_tail):
+    old_tail.play(old_token(1000), old_token(2000), miss(), old_token(3000))
+    assert ids_of(generate(cluster, 3)) == [1000, 2000, 3000]
+    for headers, _ in old_tail.received:
+        assert {name for name in headers if name.startswith("x-meshnet-")} == FIXED_HEADERS
+    assert [len(body) // (HIDDEN * 2) for _, body in old_tail.received] == [3, 4, 5, 5]
+    assert all(len(body) % (HIDDEN * 2) == 0 for _, body in old_tail.received)
+    first, _ = old_tail.received[0]
+    assert first["x-meshnet-hop-index"] == "1" and first["x-meshnet-start-layer"] == "2"
+
+
+def test_an_old_tail_is_not_asked_to_sample(cluster, old_tail):
+    said = check_error(generate(cluster, 3, temperature=1), 400)
+    assert "temperature" in said["message"]
+    assert old_tail.received == []
