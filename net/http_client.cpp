@@ -7,6 +7,9 @@
 #include <boost/beast/http/parser.hpp>
 #include <boost/beast/http/read.hpp>
 #include <boost/beast/http/write.hpp>
+#include <map>
+#include <memory>
+#include <set>
 #include <utility>
 
 namespace meshnet {
@@ -18,6 +21,9 @@ using Milliseconds = std::chrono::milliseconds;
 
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr std::uint32_t kMaxHeader = 16 << 10;
+
+/// Answers 1xx before the real one.
+constexpr int kMaxInterimAnswers = 8;
 
 /// One connection to a peer.
 struct Link {
@@ -43,46 +49,70 @@ PeerError unreachable(const Url& url, const std::string& cause) {
 
 std::string in_words(Milliseconds time) { return std::to_string(time.count()) + " ms"; }
 
-/// A name looked up on the resolver's own thread. That cannot be interrupted, so after the timeout
-/// it ends unheard.
+/// A name looked up on the resolver's own thread. That cannot be interrupted: who has waited long
+/// enough goes, and the next who asks for the same name joins.
 struct Lookup {
-  explicit Lookup(const asio::any_io_executor& executor) : resolver(executor), done(executor) {}
+  explicit Lookup(const asio::any_io_executor& executor) : resolver(executor) {}
 
   tcp::resolver resolver;
-  asio::steady_timer done;  // cancelled when the result is there
+  std::set<asio::steady_timer*> waiters;  // cancelled when the result is there
   bool finished = false;
   error_code error;
   std::vector<tcp::endpoint> endpoints;
 };
 
+using Lookups = std::map<std::string, std::weak_ptr<Lookup>>;  // in progress, by authority
+
+std::shared_ptr<Lookup> start_or_join(const asio::any_io_executor& executor,
+                                      Lookups& lookups,
+                                      const Url& url) {
+  auto& in_progress = lookups[authority(url)];
+  if (auto lookup = in_progress.lock()) return lookup;
+  const auto lookup = std::make_shared<Lookup>(executor);
+  in_progress = lookup;
+  lookup->resolver.async_resolve(
+      url.host, std::to_string(url.port), [lookup](error_code error, const auto& results) {
+        lookup->finished = true;
+        lookup->error = error;
+        lookup->endpoints.assign(results.begin(), results.end());
+        for (asio::steady_timer* waiter : lookup->waiters) waiter->cancel();
+      });
+  return lookup;
+}
+
 Awaitable<std::vector<tcp::endpoint>> resolve(asio::any_io_executor executor,
+                                              std::shared_ptr<Lookups> lookups,
                                               Url url,
                                               Milliseconds timeout) {
   error_code not_numeric;
   const auto address = asio::ip::make_address(url.host, not_numeric);
   if (!not_numeric) co_return std::vector<tcp::endpoint>{{address, url.port}};
 
-  const auto lookup = std::make_shared<Lookup>(executor);
-  lookup->done.expires_after(timeout);
-  lookup->resolver.async_resolve(
-      url.host, std::to_string(url.port), [lookup](error_code error, const auto& results) {
-        lookup->finished = true;
-        lookup->error = error;
-        lookup->endpoints.assign(results.begin(), results.end());
-        lookup->done.cancel();
-      });
-  co_await lookup->done.async_wait(kAsTuple);
+  const auto lookup = start_or_join(executor, *lookups, url);
+  asio::steady_timer timer(executor, timeout);
+  struct Waiting {
+    Lookup& lookup;
+    asio::steady_timer& timer;
+    Waiting(Lookup& in, asio::steady_timer& own) : lookup(in), timer(own) {
+      lookup.waiters.insert(&timer);
+    }
+    Waiting(const Waiting&) = delete;
+    ~Waiting() { lookup.waiters.erase(&timer); }
+  };
+  const Waiting waiting(*lookup, timer);
+  co_await timer.async_wait(kAsTuple);
   if (!lookup->finished) throw unreachable(url, "its name did not resolve in " + in_words(timeout));
   if (lookup->error)
     throw unreachable(url, "its name does not resolve: " + lookup->error.message());
-  co_return std::move(lookup->endpoints);
+  co_return lookup->endpoints;
 }
 
 Awaitable<std::unique_ptr<Link>> connect(asio::any_io_executor executor,
+                                         std::shared_ptr<Lookups> lookups,
                                          Url url,
                                          Milliseconds timeout) {
   const auto limit = Clock::now() + timeout;
-  const auto endpoints = co_await resolve(executor, url, timeout);
+  const auto endpoints = co_await resolve(executor, std::move(lookups), url, timeout);
   auto link = std::make_unique<Link>(executor);
   link->stream.expires_at(limit);
   const auto [error, endpoint] = co_await link->stream.async_connect(endpoints, kAsTuple);
@@ -112,16 +142,21 @@ Awaitable<Attempt> attempt(Link& link,
     result.error = write_error;
     co_return std::move(result);
   }
-  http::response_parser<http::string_body> parser;
-  parser.header_limit(kMaxHeader);
-  parser.body_limit(max_body);
-  parser.skip(request.method() == http::verb::head);
-  const auto [read_error, bytes] =
-      co_await http::async_read(link.stream, link.buffer, parser, kAsTuple);
+  const bool is_head = request.method() == http::verb::head;
+  int interim = 0;
+  do {
+    http::response_parser<http::string_body> parser;
+    parser.header_limit(kMaxHeader);
+    parser.body_limit(max_body);
+    parser.skip(is_head);
+    const auto [read_error, bytes] =
+        co_await http::async_read(link.stream, link.buffer, parser, kAsTuple);
+    result.error = read_error;
+    result.answer_began = result.answer_began || parser.got_some();
+    result.response = parser.release();
+    // 100 Continue and the like come before the answer.
+  } while (!result.error && result.response.result_int() < 200 && ++interim < kMaxInterimAnswers);
   link.stream.expires_never();
-  result.error = read_error;
-  result.answer_began = parser.got_some();
-  result.response = parser.release();
   co_return std::move(result);
 }
 
@@ -158,6 +193,7 @@ struct HttpClient::Pool {
   asio::any_io_executor executor;
   ClientLimits limits;
   std::map<std::string, std::vector<std::unique_ptr<Link>>> idle;  // by authority
+  std::shared_ptr<Lookups> lookups = std::make_shared<Lookups>();
 
   /// The connection used last, or none.
   std::unique_ptr<Link> take(const Url& url) {
@@ -206,16 +242,18 @@ Awaitable<HttpResponse> HttpClient::send(const Url& url,
 
   std::unique_ptr<Link> link = pool->take(peer);
   const bool reused = link != nullptr;
-  if (!reused) link = co_await connect(pool->executor, peer, limits.connect_timeout);
+  if (!reused) link = co_await connect(pool->executor, pool->lookups, peer, limits.connect_timeout);
   const auto deadline = Clock::now() + timeout;
   Attempt result = co_await attempt(*link, request, deadline, limits.max_body);
   if (reused && !result.answer_began && closed_by_peer(result.error)) {
-    link = co_await connect(pool->executor, peer, limits.connect_timeout);
+    link = co_await connect(pool->executor, pool->lookups, peer, limits.connect_timeout);
     result = co_await attempt(*link, request, deadline, limits.max_body);
   }
   if (result.error) throw_failure(peer, result.error, timeout, limits.max_body);
   // Bytes after the answer would be taken for the next one.
-  if (result.response.keep_alive() && link->buffer.size() == 0) pool->keep(peer, std::move(link));
+  if (result.response.result_int() >= 200 && result.response.keep_alive() &&
+      link->buffer.size() == 0)
+    pool->keep(peer, std::move(link));
   co_return std::move(result.response);
 }
 

@@ -1,5 +1,6 @@
 #include "net/json_input.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <vector>
@@ -9,30 +10,35 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Parser callback that throws at the first bracket or key beyond the limits.
-class Limits {
- public:
-  explicit Limits(int max_depth)
-      : max_depth_(max_depth), keys_(static_cast<std::size_t>(max_depth) + 1) {}
-
-  bool operator()(int depth, Json::parse_event_t event, Json&) {
-    using Event = Json::parse_event_t;
-    if (event == Event::object_start || event == Event::array_start) {
-      if (depth >= max_depth_) {
-        throw std::invalid_argument("nested deeper than " + std::to_string(max_depth_) + " levels");
+/// Throws at the first bracket or key beyond the limits; whether the text is JSON at all is for the
+/// parser to say. A pass of its own, because nlohmann's parser callback costs time that grows with
+/// the square of an array's length.
+void check_limits(const std::string& text, int max_depth) {
+  std::vector<std::size_t> keys;  // seen so far in each open bracket
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') {
+        ++i;  // whatever is escaped, a quote perhaps
+      } else if (c == '"') {
+        in_string = false;
       }
-      keys_[static_cast<std::size_t>(depth) + 1] = 0;
-    } else if (event == Event::key && ++keys_[static_cast<std::size_t>(depth)] > kMaxJsonKeys) {
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '{' || c == '[') {
+      if (keys.size() >= static_cast<std::size_t>(max_depth)) {
+        throw std::invalid_argument("nested deeper than " + std::to_string(max_depth) + " levels");
+      }
+      keys.push_back(0);
+    } else if ((c == '}' || c == ']') && !keys.empty()) {
+      keys.pop_back();
+    } else if (c == ':' && !keys.empty() && ++keys.back() > kMaxJsonKeys) {
       throw std::invalid_argument("an object with more than " + std::to_string(kMaxJsonKeys) +
                                   " keys");
     }
-    return true;
   }
-
- private:
-  int max_depth_;
-  std::vector<std::size_t> keys_;  // seen so far in the open object of each depth
-};
+}
 
 /// nlohmann's message without its tag, and without the part that repeats the input.
 std::string reason(const Json::exception& error) {
@@ -47,7 +53,8 @@ std::string reason(const Json::exception& error) {
 
 Json parse_json(const std::string& text, int max_depth) {
   try {
-    return Json::parse(text, Limits(max_depth));
+    check_limits(text, max_depth);
+    return Json::parse(text);
   } catch (const Json::exception& error) {
     throw std::invalid_argument(reason(error));
   }

@@ -9,7 +9,15 @@ namespace {
 
 constexpr std::string_view kIdSegment = "/{id}";
 
-std::string_view path_of(std::string_view target) { return target.substr(0, target.find('?')); }
+/// The path of "/path?query", or of the absolute form "http://host/path" that proxies send.
+std::string_view path_of(std::string_view target) {
+  constexpr std::string_view kScheme = "http://";
+  if (target.starts_with(kScheme)) {
+    const auto slash = target.find('/', kScheme.size());
+    target = slash == std::string_view::npos ? "/" : target.substr(slash);
+  }
+  return target.substr(0, target.find('?'));
+}
 
 bool matches(std::string_view pattern, std::string_view path) {
   if (!pattern.ends_with(kIdSegment)) return pattern == path;

@@ -20,8 +20,9 @@ constexpr int64_t kMaxTopK = int64_t{1} << 31;
 
 /// The file as an object; empty when there is no such file.
 json read_object(const std::filesystem::path& file) {
+  if (!std::filesystem::exists(file)) return json::object();
   std::ifstream in(file);
-  if (!in) return json::object();
+  if (!in) throw std::runtime_error(fmt::format("{}: cannot be read", file.string()));
   try {
     auto value = json::parse(in);
     if (!value.is_object())
@@ -50,10 +51,15 @@ void read_number(const json& object,
   value = found->get<Number>();
 }
 
-void add_ids(std::vector<int64_t>& ids, const json& value) {
-  if (value.is_number_integer()) ids.push_back(value.get<int64_t>());
-  if (value.is_array()) {
-    for (const auto& id : value) add_ids(ids, id);
+/// One id or a list of them.
+void add_ids(std::vector<int64_t>& ids, const json& value, const std::filesystem::path& file) {
+  if (value.is_null()) return;
+  for (const json& id : value.is_array() ? value : json::array({value})) {
+    if (!id.is_number_integer() || id.get<int64_t>() < 0) {
+      throw std::runtime_error(
+          fmt::format("{}: eos_token_id: expected a token id or a list of them", file.string()));
+    }
+    ids.push_back(id.get<int64_t>());
   }
 }
 
@@ -89,7 +95,7 @@ GenerationConfig read_generation_config(const std::filesystem::path& model_dir,
 
   auto& ids = result.eos_token_ids;
   ids = config.eos_token_id;
-  add_ids(ids, object.value("eos_token_id", json()));
+  add_ids(ids, object.value("eos_token_id", json()), file);
   add_eos_token(ids, read_object(model_dir / "tokenizer_config.json"), tokenizer);
   std::ranges::sort(ids);
   ids.erase(std::ranges::unique(ids).begin(), ids.end());

@@ -4,6 +4,7 @@
 #include <openssl/crypto.h>
 #include <spdlog/spdlog.h>
 
+#include <boost/beast/core/string.hpp>
 #include <memory>
 #include <utility>
 
@@ -31,8 +32,13 @@ std::string endpoint_of(const HttpRequest& request) {
   return "other";
 }
 
-bool same_text(std::string_view left, std::string_view right) {
-  return left.size() == right.size() && CRYPTO_memcmp(left.data(), right.data(), left.size()) == 0;
+/// "Bearer TOKEN", the scheme in any case, the token compared in constant time.
+bool carries_token(std::string_view authorization, const std::string& token) {
+  constexpr std::string_view kScheme = "Bearer ";
+  if (!beast::iequals(authorization.substr(0, kScheme.size()), kScheme)) return false;
+  const auto given = authorization.substr(kScheme.size());
+  return given.size() == token.size() &&
+         CRYPTO_memcmp(given.data(), token.data(), token.size()) == 0;
 }
 
 HttpError to_http_error(std::exception_ptr error) {
@@ -118,7 +124,7 @@ Awaitable<void> send_json(Node& node, Exchange& exchange, http::status status, s
 Handler require_cluster_token(Node& node, Handler handler) {
   return [&node, handler = std::move(handler)](Exchange& exchange) -> Awaitable<void> {
     const auto given = exchange.request[http::field::authorization];
-    if (!node.cluster_token.empty() && !same_text(given, "Bearer " + node.cluster_token)) {
+    if (!node.cluster_token.empty() && !carries_token(given, node.cluster_token)) {
       throw HttpError(
           401,
           "unauthorized",

@@ -211,7 +211,8 @@ Awaitable<void> answer(Node& node,
 }
 
 Awaitable<void> handle_chat(Node& node, Exchange& exchange) {
-  const ChatRequest request = parse_chat_request(exchange.request.body());
+  auto read = [&exchange] { return parse_chat_request(exchange.request.body()); };
+  const ChatRequest request = co_await run_on(node.text_thread.get_executor(), std::move(read));
   check_model(node, request.model);
   auto render = [&node, &request] { return chat_prompt(node, request); };
   std::vector<int64_t> prompt_ids =
@@ -220,7 +221,9 @@ Awaitable<void> handle_chat(Node& node, Exchange& exchange) {
 }
 
 Awaitable<void> handle_completion(Node& node, Exchange& exchange) {
-  const CompletionRequest request = parse_completion_request(exchange.request.body());
+  auto read = [&exchange] { return parse_completion_request(exchange.request.body()); };
+  const CompletionRequest request =
+      co_await run_on(node.text_thread.get_executor(), std::move(read));
   check_model(node, request.model);
   auto encode = [&node, &request] { return completion_prompt(node, request); };
   std::vector<int64_t> prompt_ids =

@@ -117,11 +117,20 @@ void note_conversion(Node& node, Dtype theirs) {
 Awaitable<void> handle_forward(Node& node, Exchange& exchange) {
   std::optional<int64_t> hop_index;
   try {
+    // The body alone: what is left still says in logs which request failed.
+    HttpRequest taken(exchange.request.base(), std::move(exchange.request.body()));
     ForwardRequest request =
-        parse_forward(std::move(exchange.request),
+        parse_forward(std::move(taken),
                       {node.shard.dtype(), node.shard.config().hidden_size, node.max_context()});
     hop_index = request.hop_index;
     note_conversion(node, request.hidden.dtype);
+    spdlog::debug("{}: {} of {} tokens, session {}, hop {}, request {}",
+                  node.self.name,
+                  mode_name(request.mode),
+                  request.hidden.tokens,
+                  request.session,
+                  request.hop_index,
+                  request.trace);
     ForwardReply reply = co_await forward(node, std::move(request));
     node.metrics.count_request("/forward", 200);
     co_await exchange.send(format_forward_reply(reply));

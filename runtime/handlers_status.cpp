@@ -11,7 +11,8 @@ using nlohmann::json;
 
 json peers_json(const Node& node) {
   json peers = json::array();
-  if (!node.shard.is_first()) return peers;
+  if (!node.shard.is_first() || node.shard.is_last())
+    return peers;  // only a head with hops asks others
   for (const auto& [name, state] : node.peers.states()) {
     const NodeSettings& settings = node.topology.node(name);
     peers.push_back({{"name", name},
@@ -49,7 +50,7 @@ std::string status_body(const Node& node) {
                 {"max_queue", self.limits.max_queue}}},
               {"queue_length", node.shard.queued()},
               {"peers", peers_json(node)}}
-      .dump();
+      .dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 Awaitable<void> handle_health(Node& node, Exchange& exchange) {

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -67,6 +68,7 @@ int main(int argc, char** argv) {
   check->add_option("--node", node, "only this node (default: all of the file)");
   CLI11_PARSE(app, argc, argv);
 
+  std::signal(SIGPIPE, SIG_IGN);  // whoever reads the log may go; the node stays
   if (serve->parsed()) stop_idle_threads_from_spinning(argv);
   try {
     return serve->parsed() ? run_serve(config, node) : run_check(config, node);

@@ -9,6 +9,7 @@
 #include <boost/asio/detached.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/signal_set.hpp>
+#include <cstdlib>
 #include <exception>
 #include <stdexcept>
 
@@ -124,6 +125,8 @@ void serve(const Topology& topology, const NodeSettings& self) {
   signals.async_wait([&](const boost::system::error_code& error, int signal) {
     if (error) return;
     spdlog::info("{}: stopping ({})", self.name, signal == SIGINT ? "SIGINT" : "SIGTERM");
+    // A load cannot be interrupted, and there is nothing yet that an orderly end would save.
+    if (!node.shard.ready()) std::_Exit(0);
     shut_down();
   });
   asio::co_spawn(io,

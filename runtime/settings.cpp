@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <stdexcept>
+#include <utility>
 
 #include "runtime/route.h"
 #include "runtime/yaml_reader.h"
@@ -135,6 +136,25 @@ NodeSettings read_node(const YAML::Node& entry,
   return node;
 }
 
+/// A node's name must be one, and neither name nor url may be another node's.
+void check_unique(const Topology& others,
+                  const NodeSettings& node,
+                  const YAML::Node& key,
+                  MapReader& reader) {
+  const std::string path = "nodes." + node.name;
+  if (!is_node_name(node.name)) {
+    reader.add(key, path, "a node name has 1 to 64 letters, digits, '-', '_' or '.'");
+  }
+  for (const auto& other : others.nodes) {
+    if (other.name == node.name) reader.add(key, path, "this node stands here twice");
+    if (other.url == node.url && node.url.port != 0) {
+      reader.add(key,
+                 path + ".url",
+                 fmt::format("{} is the url of '{}', too", authority(node.url), other.name));
+    }
+  }
+}
+
 YAML::Node load_yaml(const std::filesystem::path& file) {
   try {
     return YAML::LoadFile(file.string());
@@ -163,15 +183,10 @@ Topology read_topology(const std::filesystem::path& file) {
   } else {
     for (const auto& entry : nodes) {
       const std::string name = entry.first.IsScalar() ? entry.first.Scalar() : "";
-      if (!is_node_name(name)) {
-        reader.add(entry.first,
-                   "nodes." + name,
-                   "a node name has 1 to 64 letters, digits, '-', '_' or '.'");
-      }
-      if (topology.find(name) != nullptr)
-        reader.add(entry.first, "nodes." + name, "this node stands here twice");
-      topology.nodes.push_back(read_node(entry.second, name, defaults, reader));
-      apply_environment(topology.nodes.back());
+      NodeSettings node = read_node(entry.second, name, defaults, reader);
+      apply_environment(node);
+      check_unique(topology, node, entry.first, reader);
+      topology.nodes.push_back(std::move(node));
     }
   }
   reader.check();

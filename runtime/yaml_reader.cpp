@@ -62,7 +62,11 @@ int64_t read_integer(const YAML::Node& node, int64_t smallest) {
 }
 
 std::chrono::milliseconds read_milliseconds(const YAML::Node& node) {
-  return std::chrono::milliseconds(read_integer(node, 1));
+  constexpr std::chrono::milliseconds kDay = std::chrono::hours(24);
+  const int64_t count = read_integer(node, 1);
+  if (count > kDay.count())
+    throw Mistake(fmt::format("expected at most a day, {} ms, got {}", kDay.count(), count));
+  return std::chrono::milliseconds(count);
 }
 
 int64_t read_bytes(const YAML::Node& node) {

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import secrets
 import socket
 import subprocess
@@ -298,6 +299,25 @@ def test_a_wrong_tensor_of_an_owned_layer_is_named(tiny, tmp_path, change, name)
     assert checked.returncode == 1
     assert name in checked.stdout
     assert run("check", "--config", cluster.config, "--node", "head").returncode == 0
+
+
+def test_the_log_reader_may_go(tiny, tmp_path):
+    with Cluster(tmp_path, tiny, {"head": "0-1", "tail": "2-3"}, log_level="debug") as cluster:
+        cluster.start("tail").wait_ready("tail")
+        reader, writer = os.pipe()
+        head = subprocess.Popen(
+            [BINARY, "serve", "--config", cluster.config, "--node", "head"],
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer,
+        )
+        os.close(writer)
+        cluster.processes["head"] = head
+        wait_until(lambda: _answers(cluster.url("head")))
+        os.close(reader)
+        cluster.stop("tail")  # which the head logs
+        wait_until(lambda: call(cluster.url("head") + "/health").status == 503)
+        assert cluster.alive("head")
 
 
 def test_help_and_version():

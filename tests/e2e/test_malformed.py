@@ -3,6 +3,7 @@
 import json
 import socket
 import struct
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cluster import call
@@ -191,6 +192,18 @@ def check_refusal(pair, expected, path, body):
     assert 400 <= answer.status < 500, answer.body
     error = answer.json()["error"]
     assert error["message"] and error["type"] and error["code"]
+    assert right_answer(pair) == expected
+
+
+def test_a_long_flat_body_does_not_hold_up_the_node(pair, expected):
+    body = b'{"prompt": 5, "unknown": [' + b"{}," * 1_000_000 + b"{}]}"
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(
+            call, pair.url("head") + "/v1/completions", body, {}, method="POST", timeout=60
+        )
+        while not refused.done():
+            assert call(pair.url("head") + "/health", timeout=5).status == 200
+        assert refused.result().status == 400
     assert right_answer(pair) == expected
 
 

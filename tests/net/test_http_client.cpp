@@ -101,6 +101,20 @@ TEST_F(HttpClientTest, ErrorStatusesAreAnswers) {
   EXPECT_EQ(await(std::move(answer)).result_int(), 409u);
 }
 
+TEST_F(HttpClientTest, InterimAnswersAreNotTheAnswer) {
+  RawListener peer;
+  auto first = start(local(peer.port()), "a", seconds(5));
+  RawSocket socket = peer.accept();
+  socket.receive_until("\r\n\r\na");
+  socket.send("HTTP/1.1 100 Continue\r\n\r\n");
+  socket.send(ok("1"));
+  EXPECT_EQ(await(std::move(first)).body(), "1");
+  auto second = start(local(peer.port()), "b", seconds(5));
+  socket.receive_until("\r\n\r\nb");
+  socket.send("HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 103 Early Hints\r\nA: b\r\n\r\n" + ok("2"));
+  EXPECT_EQ(await(std::move(second)).body(), "2");
+}
+
 TEST_F(HttpClientTest, DoesNotReuseAConnectionThatThePeerEnds) {
   RawListener peer;
   auto first = start(local(peer.port()), "a", seconds(5));

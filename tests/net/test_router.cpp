@@ -76,5 +76,14 @@ TEST_F(RouterTest, OtherMethodIs405AndNamesTheAllowed) {
   EXPECT_THAT(message_, HasSubstr("DELETE"));
 }
 
+TEST(Router, TakesTheAbsoluteFormOfProxies) {
+  Router router;
+  router.add(http::verb::get, "/health", [](Exchange&) -> Awaitable<void> { co_return; });
+  HttpRequest request{http::verb::get, "http://host:8001/health?x=1", 11};
+  EXPECT_NO_THROW(router.match(request));
+  request.target("http://host:8001");
+  EXPECT_THROW(router.match(request), HttpError);
+}
+
 }  // namespace
 }  // namespace meshnet

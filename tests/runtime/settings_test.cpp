@@ -196,6 +196,17 @@ TEST_F(SettingsTest, RefusesWhatIsNoTopology) {
   EXPECT_THROW(read_topology(dir_ / "missing.yaml"), std::runtime_error);
 }
 
+TEST_F(SettingsTest, TwoNodesCannotShareAUrl) {
+  EXPECT_THAT(error_of(R"(model: /m
+nodes:
+  a: {listen: "0.0.0.0:8001", url: "http://10.0.0.1:8001", layers: 0-1}
+  b: {listen: "0.0.0.0:8001", url: "http://10.0.0.1:8001", layers: 2-3}
+)"),
+              HasSubstr(":4: nodes.b.url: 10.0.0.1:8001 is the url of 'a', too"));
+  EXPECT_THAT(error_of(std::string("model: /m\ntimeouts: {connect_ms: 99999999999}") + kNodes),
+              HasSubstr("at most a day"));
+}
+
 TEST_F(SettingsTest, UnknownNodeListsTheNames) {
   const auto topology = read(std::string("model: /m") + kNodes);
   try {
