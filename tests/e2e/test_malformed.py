@@ -208,7 +208,7 @@ def test_a_long_flat_body_does_not_hold_up_the_node(pair, expected):
 
 
 def test_a_body_over_the_limit(pair, expected):
-    answer = call(pair.url("head") + "/v1/chat/completions", b"x" * (65 << 20), method="POST")
+    answer = call(pair.url("head") + "/v1/chat/completions", b"x" * ((64 << 20) + 1), method="POST")
     assert answer.status == 413 and "error" in answer.json()
     assert right_answer(pair) == expected
 
