@@ -1,6 +1,5 @@
 #include "net/connection.h"
 
-#include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/deferred.hpp>
 #include <boost/asio/experimental/parallel_group.hpp>
@@ -238,19 +237,18 @@ Awaitable<void> Connection::refuse(const HttpRequest& request, const HttpError& 
   co_await linger();
 }
 
-/// Ends our side, then drops what still comes, up to a whole body.
+/// Ends our side, then drops what still comes: a body over the limit is longer than the limit, so
+/// only time bounds it.
 Awaitable<void> Connection::linger() {
   idle_ = true;
   error_code error;
   socket_.shutdown(tcp::socket::shutdown_send, error);
   set_deadline(kLingerTime);
-  std::size_t left = context_->limits.max_body;
-  while (!error && left > 0) {
+  while (!error && !timed_out_) {
     buffer_.clear();
     std::size_t bytes = 0;
     std::tie(error, bytes) =
         co_await socket_.async_read_some(buffer_.prepare(kReadBytes), kAsTuple);
-    left -= std::min(left, bytes);
   }
 }
 
