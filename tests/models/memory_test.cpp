@@ -3,8 +3,11 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdio>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
 
 #include "support.h"
 
@@ -65,11 +68,13 @@ Measured load(const std::filesystem::path& dir, LayerRange layers, const char* d
                               std::to_string(layers.first) + " " + std::to_string(layers.last) +
                               " " + dtype;
   FILE* output = ::popen(command.c_str(), "r");
-  long long slice = 0;
-  long long growth = 0;
-  const int fields = std::fscanf(output, "%lld %lld", &slice, &growth);
+  std::array<char, 128> line{};
+  EXPECT_NE(std::fgets(line.data(), static_cast<int>(line.size()), output), nullptr) << command;
   EXPECT_EQ(::pclose(output), 0) << command;
-  EXPECT_EQ(fields, 2) << command;
+  int64_t slice = 0;
+  int64_t growth = 0;
+  std::istringstream fields(line.data());
+  EXPECT_TRUE(fields >> slice >> growth) << command << ": " << line.data();
   return {slice, growth};
 }
 
