@@ -41,6 +41,8 @@ def start():
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # As from a terminal, whatever ignores Ctrl-C around these tests.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         running.append(demo)
         return demo
