@@ -3,22 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
-#include <optional>
 #include <set>
 #include <string_view>
-#include <system_error>
+
+#include "net/parse_number.h"
 
 namespace meshnet {
 namespace {
 
-std::optional<int64_t> parse_number(std::string_view text) {
-  int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
+/// Above every number a topology file may hold; the readers have bounds of their own.
+constexpr int64_t kLargest = int64_t{1} << 50;
 
 std::string expand_variables(std::string text) {
   for (auto open = text.find("${"); open != std::string::npos; open = text.find("${")) {
@@ -50,7 +45,7 @@ std::string read_text(const YAML::Node& node) {
 bool read_bool(const YAML::Node& node) { return read_one_of(node, {"true", "false"}) == "true"; }
 
 int64_t parse_integer(const std::string& text, int64_t smallest) {
-  const auto value = parse_number(text);
+  const auto value = parse_number(text, kLargest);
   if (!value || *value < smallest || *value > int64_t{1} << 40) {
     throw Mistake(fmt::format("expected a whole number of at least {}, got '{}'", smallest, text));
   }
@@ -74,7 +69,7 @@ int64_t read_bytes(const YAML::Node& node) {
       {"", 1}, {"B", 1}, {"KiB", 1 << 10}, {"MiB", 1 << 20}, {"GiB", int64_t{1} << 30}};
   const std::string text = read_text(node);
   const auto digits = std::min(text.find_first_not_of("0123456789"), text.size());
-  const auto number = parse_number(std::string_view(text).substr(0, digits));
+  const auto number = parse_number(std::string_view(text).substr(0, digits), kLargest);
   const auto unit = kUnits.find(text.substr(digits));
   if (!number || *number < 1 || unit == kUnits.end() ||
       *number > (int64_t{1} << 50) / unit->second) {
@@ -86,9 +81,10 @@ int64_t read_bytes(const YAML::Node& node) {
 LayerRange read_layers(const YAML::Node& node) {
   const std::string text = read_text(node);
   const auto dash = text.find('-');
-  const auto first = parse_number(std::string_view(text).substr(0, dash));
-  const auto last =
-      dash == std::string::npos ? first : parse_number(std::string_view(text).substr(dash + 1));
+  const auto first = parse_number(std::string_view(text).substr(0, dash), kLargest);
+  const auto last = dash == std::string::npos
+                        ? first
+                        : parse_number(std::string_view(text).substr(dash + 1), kLargest);
   if (!first || !last || *first < 0 || *last < *first || *last > 100000) {
     throw Mistake(fmt::format("expected an inclusive range like 0-20, got '{}'", text));
   }
