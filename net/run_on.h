@@ -47,12 +47,12 @@ Awaitable<std::invoke_result_t<Function>> run_on(Executor executor, Function fun
                  const auto back = home.get_executor();
                  asio::dispatch(back,
                                 [handler = std::move(handler),
-                                 error,
+                                 error = std::move(error),  // this thread keeps no share of it
                                  result = std::move(result),
                                  slot,
                                  home]() mutable {
                                   slot.clear();
-                                  std::move(handler)(error, std::move(result));
+                                  std::move(handler)(std::move(error), std::move(result));
                                 });
                });
   };
