@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "cache/slice_cache.h"
+
 namespace meshnet {
 
 /// One sequence's rows in a packed batch.
@@ -13,6 +15,7 @@ struct Sequence {
   int64_t rows = 0;
   int64_t position = 0;  ///< absolute position of its first row; travels with the request, never
                          ///< inferred from state
+  SliceCache* cache = nullptr;  ///< holds the `position` tokens before them; nullptr = stateless
 };
 
 /// What all layers of one step share. One sequence is the batch of one, not another code path.
@@ -26,8 +29,11 @@ struct Step {
 class Block {
  public:
   virtual ~Block() = default;
-  /// hidden_states [tokens, hidden_size] → the same shape, residuals added.
-  virtual at::Tensor forward(const at::Tensor& hidden_states, const Step& step) const = 0;
+  /// hidden_states [tokens, hidden_size] → the same shape, residuals added. Takes the rows of each
+  /// sequence that has a cache up in its state of `layer`, the block's own absolute number.
+  virtual at::Tensor forward(const at::Tensor& hidden_states,
+                             const Step& step,
+                             int64_t layer) const = 0;
 };
 
 }  // namespace meshnet

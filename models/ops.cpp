@@ -17,24 +17,32 @@ at::Tensor causal_attention(const at::Tensor& query,
                             const at::Tensor& value,
                             double scaling) {
   const int64_t rows = query.size(0);
-  const int64_t past = key.size(0) - rows;
+  const int64_t past = key.size(1) - rows;
+  const int64_t groups = query.size(1) / key.size(0);
+  if (rows == 1) {
+    // One row sees everything: the query heads of one key/value head are rows of one product.
+    const at::Tensor grouped = query.view({1, key.size(0), groups, query.size(2)});
+    return at::scaled_dot_product_attention(grouped,
+                                            key.unsqueeze(0),
+                                            value.unsqueeze(0),
+                                            /*attn_mask=*/{},
+                                            /*dropout_p=*/0.0,
+                                            /*is_causal=*/false,
+                                            scaling)
+        .reshape({1, -1});
+  }
   // LibTorch's is_causal counts from the top left, which is wrong as soon as there is a past.
   std::optional<at::Tensor> mask;  // [rows, past + rows], true = seen
-  if (past > 0 && rows > 1) {
-    mask = at::ones({rows, past + rows}, query.options().dtype(at::kBool)).tril(past);
-  }
-  const auto as_batch = [](const at::Tensor& states) {
-    return states.transpose(0, 1).unsqueeze(0);
-  };
+  if (past > 0) mask = at::ones({rows, past + rows}, query.options().dtype(at::kBool)).tril(past);
   const at::Tensor attn_output =  // [1, num_attention_heads, rows, head_dim]
-      at::scaled_dot_product_attention(as_batch(query),
-                                       as_batch(key),
-                                       as_batch(value),
+      at::scaled_dot_product_attention(query.transpose(0, 1).unsqueeze(0),
+                                       key.unsqueeze(0),
+                                       value.unsqueeze(0),
                                        mask,
                                        /*dropout_p=*/0.0,
-                                       /*is_causal=*/past == 0 && rows > 1,
+                                       /*is_causal=*/past == 0,
                                        scaling,
-                                       /*enable_gqa=*/query.size(1) != key.size(1));
+                                       /*enable_gqa=*/groups > 1);
   return attn_output.squeeze(0).transpose(0, 1).reshape({rows, -1});
 }
 

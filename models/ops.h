@@ -10,9 +10,8 @@ namespace meshnet {
 at::Tensor rms_norm(const at::Tensor& hidden_states, const at::Tensor& weight, double eps);
 
 /// Attention of one sequence's newest rows over all it has seen; query heads share key/value heads
-/// in groups. query [rows, num_attention_heads, head_dim], key and value [past + rows,
-/// num_key_value_heads, head_dim] → [rows, num_attention_heads * head_dim]. Row i sees the keys 0 …
-/// past + i.
+/// in groups. query [rows, num_attention_heads, head_dim], key and value [num_key_value_heads, past
+/// + rows, head_dim] → [rows, num_attention_heads * head_dim]. Row i sees the keys 0 … past + i.
 at::Tensor causal_attention(const at::Tensor& query,
                             const at::Tensor& key,
                             const at::Tensor& value,

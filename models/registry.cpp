@@ -5,10 +5,11 @@
 namespace meshnet {
 
 extern const Architecture kLlama;  // arch/llama.cpp
+extern const Architecture kQwen2;  // arch/qwen2.cpp
 
 namespace {
 
-constexpr std::array kArchitectures{&kLlama};
+constexpr std::array kArchitectures{&kLlama, &kQwen2};
 
 }  // namespace
 

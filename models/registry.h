@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "cache/layer_geometry.h"
 #include "models/block.h"
 #include "models/config.h"
 
@@ -18,6 +19,8 @@ struct Architecture {
   /// What its block reads beyond ModelConfig, checked and with defaults filled in: part of the
   /// model's fingerprint. Throws std::runtime_error naming file, key, expected and got.
   nlohmann::json (*extras)(const ModelConfig& config);
+  /// The state that its block keeps at an absolute layer.
+  LayerGeometry (*layer_geometry)(const ModelConfig& config, int64_t layer);
   /// Loads one decoder layer; `weights` stands at its prefix. `layer` is absolute.
   std::unique_ptr<Block> (*make_block)(const ModelConfig& config,
                                        const Weights& weights,

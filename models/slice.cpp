@@ -94,6 +94,21 @@ void check_arguments(const ModelConfig& config,
   }
 }
 
+/// The sequence's state must be that of the layers to run, at the sequence's position.
+void check_cache(const Sequence& sequence, LayerRange layers) {
+  if (sequence.cache == nullptr) return;
+  const SliceCache& cache = *sequence.cache;
+  if (cache.layers() == layers && cache.length() == sequence.position) return;
+  throw std::invalid_argument(c10::str("cache: expected ",
+                                       sequence.position,
+                                       " tokens over layers ",
+                                       to_string(layers),
+                                       ", got ",
+                                       cache.length(),
+                                       " over ",
+                                       to_string(cache.layers())));
+}
+
 /// Sequences must cover rows 0 … tokens - 1, one behind the other.
 void check_sequences(const std::vector<Sequence>& sequences, int64_t tokens) {
   int64_t next = 0;
@@ -179,12 +194,16 @@ at::Tensor ModelSlice::forward(at::Tensor hidden_states,
                                          hidden_states.sizes()));
   }
   check_sequences(sequences, hidden_states.size(0));
+  for (const Sequence& sequence : sequences) check_cache(sequence, {start_layer, layers_.last});
 
   auto [cos, sin] = rotary_embedding(
       positions(sequences).to(inv_freq_.device()), inv_freq_, hidden_states.scalar_type());
   const Step step{std::move(sequences), std::move(cos), std::move(sin)};
   for (int64_t layer = start_layer; layer < layers_.last; ++layer) {
-    hidden_states = block(layer).forward(hidden_states, step);
+    hidden_states = block(layer).forward(hidden_states, step, layer);
+  }
+  for (const Sequence& sequence : step.sequences) {
+    if (sequence.cache != nullptr) sequence.cache->advance(sequence.rows);
   }
   return hidden_states;
 }
@@ -192,6 +211,20 @@ at::Tensor ModelSlice::forward(at::Tensor hidden_states,
 at::Tensor ModelSlice::logits(const at::Tensor& hidden_states) const {
   if (!is_last()) throw std::logic_error("logits: this slice does not hold the last layer");
   return at::linear(rms_norm(hidden_states, norm_, config_.rms_norm_eps), lm_head_).to(at::kFloat);
+}
+
+RecipeFields recipe_fields(const ModelConfig& config, LayerRange owned, at::ScalarType dtype) {
+  RecipeFields fields{config.model_type,
+                      config.num_attention_heads,
+                      config.head_dim,
+                      /*layers=*/{},
+                      dtype,
+                      owned};
+  const Architecture& architecture = *find_architecture(config.model_type);
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    fields.layers.push_back(architecture.layer_geometry(config, layer));
+  }
+  return fields;
 }
 
 }  // namespace meshnet

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cache/layer_range.h"
+#include "cache/recipe.h"
 #include "models/block.h"
 #include "models/config.h"
 
@@ -35,7 +36,9 @@ class ModelSlice {
 
   /// int64 ids [tokens] → hidden states [tokens, hidden_size]. is_first only.
   at::Tensor embed(const at::Tensor& input_ids) const;
-  /// Layers [start_layer, last) over hidden_states [tokens, hidden_size] → the same shape.
+  /// Layers [start_layer, last) over hidden_states [tokens, hidden_size] → the same shape. Each
+  /// sequence's cache starts at start_layer, holds the tokens before the sequence's position, and
+  /// has taken up its rows when this returns; after an exception it is of no more use.
   at::Tensor forward(at::Tensor hidden_states,
                      std::vector<Sequence> sequences,
                      int64_t start_layer) const;
@@ -58,5 +61,8 @@ class ModelSlice {
   at::Tensor inv_freq_;  ///< [head_dim / 2], float32
   int64_t nbytes_ = 0;
 };
+
+/// What the state of this model's sessions looks like on a node with these layers.
+RecipeFields recipe_fields(const ModelConfig& config, LayerRange owned, at::ScalarType dtype);
 
 }  // namespace meshnet

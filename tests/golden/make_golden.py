@@ -1,6 +1,6 @@
 """Golden values from the pinned transformers, for the tests of models/ and of whole nodes.
 
-    make_golden.py tiny OUT               tiny random Llama models, and what transformers makes of them
+    make_golden.py tiny OUT               tiny random models, and what transformers makes of them
     make_golden.py smollm2 MODEL_DIR OUT  what transformers makes of 8 prompts with the real SmolLM2
 
 Made at test time through a ctest fixture: nothing binary is committed. OUT/stamp holds what the
@@ -57,10 +57,10 @@ def make_once(out: Path, stamp: str, make) -> None:
 
 
 def tiny_configs() -> dict:
-    from transformers import LlamaConfig
+    from transformers import LlamaConfig, Qwen2Config
 
-    def config(**changes):
-        return LlamaConfig(
+    def config(kind=LlamaConfig, **changes):
+        return kind(
             **{
                 "vocab_size": 199,
                 "hidden_size": 64,
@@ -93,16 +93,17 @@ def tiny_configs() -> dict:
         "llama3": config(rope_parameters=llama3),
         "linear": config(rope_parameters=linear),
         "biases": config(attention_bias=True, mlp_bias=True, num_key_value_heads=4),
+        "qwen2": config(Qwen2Config, tie_word_embeddings=True),
     }
 
 
 def make_tiny_model(config, seed: int):
     """Weights wide enough that greedy output varies, norms away from 1, biases away from 0."""
     import torch
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
@@ -159,7 +160,7 @@ def tiny_goldens(model, seed: int) -> dict:
 def make_tiny(out: Path) -> None:
     import torch
     from safetensors.torch import save_file
-    from transformers import LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     with torch.inference_mode():
         for seed, (name, config) in enumerate(tiny_configs().items()):
@@ -169,7 +170,7 @@ def make_tiny(out: Path) -> None:
                 model.save_pretrained(out / "dense_sharded", max_shard_size="150KB")
             goldens = tiny_goldens(model, seed)
             # Loaded anew: model.to() would round the rotary frequencies as well, which nobody serves.
-            rounded = LlamaForCausalLM.from_pretrained(out / name, dtype=torch.bfloat16)
+            rounded = AutoModelForCausalLM.from_pretrained(out / name, dtype=torch.bfloat16)
             goldens["logits_bfloat16"] = rounded(goldens["input_ids"][None]).logits[0]
             save_file(
                 {key: value.contiguous() for key, value in goldens.items()},

@@ -90,12 +90,14 @@ TEST(CausalAttention, GroupsHeadsAndSeesOnlyTheNotLater) {
         query.select(1, head), key.select(1, head / 3), value.select(1, head / 3), 0.3));
   }
   const at::Tensor expected = at::cat(heads, 1);
-  EXPECT_TRUE(at::allclose(causal_attention(query, key, value, 0.3), expected, 1e-4, 1e-5));
+  const at::Tensor keys = key.transpose(0, 1);
+  const at::Tensor values = value.transpose(0, 1);
+  EXPECT_TRUE(at::allclose(causal_attention(query, keys, values, 0.3), expected, 1e-4, 1e-5));
 
   // The newest rows over keys and values of a past: the last rows of the whole.
   for (const int64_t rows : {1, 2, 5}) {
     const at::Tensor newest =
-        causal_attention(query.narrow(0, kLength - rows, rows), key, value, 0.3);
+        causal_attention(query.narrow(0, kLength - rows, rows), keys, values, 0.3);
     EXPECT_TRUE(at::allclose(newest, expected.narrow(0, kLength - rows, rows), 1e-4, 1e-5)) << rows;
   }
 }

@@ -29,9 +29,9 @@ class EveryTinyModel : public Slice, public testing::WithParamInterface<const ch
   at::Tensor input_ids_ = golden_.at("input_ids");
 };
 
-INSTANTIATE_TEST_SUITE_P(Llama,
+INSTANTIATE_TEST_SUITE_P(Families,
                          EveryTinyModel,
-                         testing::Values("dense", "tied", "llama3", "linear", "biases"),
+                         testing::Values("dense", "tied", "llama3", "linear", "biases", "qwen2"),
                          [](const auto& each) { return std::string(each.param); });
 
 TEST_P(EveryTinyModel, HasTheLogitsOfTransformersInFloat32) {
