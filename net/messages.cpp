@@ -32,4 +32,9 @@ bool is_node_name(std::string_view name) {
   });
 }
 
+bool is_greedy(const SamplingParams& params) {
+  constexpr double kLeastTemperature = 1e-5;  // smaller ones overflow the logits
+  return params.temperature < kLeastTemperature || params.top_p <= 0.0;
+}
+
 }  // namespace meshnet

@@ -39,6 +39,8 @@ struct SamplingParams {
   double top_p = 1.0;
   uint64_t seed = 0;
 };
+/// Whether the parameters leave no choice: temperature (nearly) 0, or top_p 0.
+bool is_greedy(const SamplingParams& params);
 
 /// What a step does with session state: nothing, start it, or extend it by the newest token.
 enum class CacheMode { kStateless, kPrefill, kDecode };

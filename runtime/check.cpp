@@ -75,7 +75,8 @@ void check_texts(Report& report, const NodeSettings& node, const ModelConfig& co
 
 void check_node(Report& report, const NodeSettings& node, const ModelConfig& config) {
   report.run(node.name, [&] {
-    const EngineOptions options{node.model, node.layers, node.dtype, node.device, node.threads};
+    const EngineOptions options{
+        node.model, node.layers, node.dtype, node.device, node.threads, node.cache};
     const int64_t bytes = check_slice(options, config);
     report.good(fmt::format("{}: {} has every tensor of layers {}",
                             node.name,

@@ -11,10 +11,12 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
+#include "cache/session_store.h"
 #include "models/slice.h"
 #include "net/http_error.h"
-#include "runtime/sampler.h"
+#include "runtime/batch.h"
 #include "runtime/tensor_wire.h"
 
 namespace meshnet {
@@ -58,10 +60,70 @@ auto in_words(const std::string& device, Function function) {
   }
 }
 
+int64_t meminfo_bytes(std::string_view wanted) {
+  std::ifstream meminfo("/proc/meminfo");
+  for (std::string word; meminfo >> word;) {
+    int64_t kibibytes = 0;
+    if (word == wanted && meminfo >> kibibytes) return kibibytes << 10;
+  }
+  throw std::runtime_error(c10::str("/proc/meminfo has no ", wanted));
+}
+
+HttpError to_http_error(const Miss& miss) {
+  HttpError error(409, "cache_miss", miss.message);
+  error.reason = to_string(miss.reason);
+  return error;
+}
+
+/// The rows of a step on the device, [tokens, hidden_size].
+at::Tensor take_in(const StepInput& input,
+                   const ModelSlice& slice,
+                   Dtype dtype,
+                   const std::string& device) {
+  if (const auto* ids = std::get_if<std::vector<int64_t>>(&input.input)) {
+    return slice.embed(at::tensor(*ids, at::kLong));
+  }
+  return to_tensor(std::get<HiddenStates>(input.input), to_scalar_type(dtype), at::Device(device));
+}
+
+/// The state that a step goes on from; none for a step that keeps none. Throws HttpError.
+std::optional<SessionStore::Lease> lease(SessionStore* store,
+                                         const std::string& caching_disabled,
+                                         const StepInput& input,
+                                         int64_t tokens) {
+  const bool fresh = input.mode == CacheMode::kPrefill && input.position == 0;
+  if (input.mode == CacheMode::kStateless || (fresh && store == nullptr)) return std::nullopt;
+  if (store == nullptr) {
+    throw to_http_error({MissReason::kCachingDisabled,
+                         "this node keeps no session state, since " + caching_disabled +
+                             ": send the whole sequence as a prefill"});
+  }
+  const SessionKey key{input.session, input.epoch};
+  try {
+    auto found = fresh ? store->open(key, input.start_layer, tokens)
+                       : store->append(key, input.start_layer, input.position, tokens);
+    if (const auto* miss = std::get_if<Miss>(&found)) throw to_http_error(*miss);
+    return std::get<SessionStore::Lease>(std::move(found));
+  } catch (const SessionExceedsBudget& error) {
+    throw HttpError(507, "session_exceeds_budget", error.what());
+  }
+}
+
+/// Bytes that cache.max_bytes: auto stands for: 80 % of a GPU's memory that the weights left, a
+/// quarter of the machine's.
+int64_t state_budget(const std::string& device) {
+  return device == "cpu" ? meminfo_bytes("MemTotal:") / 4 : free_memory(device) / 5 * 4;
+}
+
 }  // namespace
 
 Dtype checkpoint_dtype(const ModelConfig& config) {
   return parse_dtype(config.torch_dtype).value_or(Dtype::kFloat32);
+}
+
+std::string recipe_fingerprint(const ModelConfig& config) {
+  if (!Recipe::is_certified(config.model_type)) return {};
+  return Recipe(recipe_fields(config, {0, config.num_hidden_layers}, at::kFloat)).fingerprint();
 }
 
 Engine::Engine(const EngineOptions& options, const ModelConfig& config)
@@ -74,37 +136,81 @@ Engine::Engine(const EngineOptions& options, const ModelConfig& config)
     return std::make_unique<ModelSlice>(
         options.model_dir, config, options.layers, to_scalar_type(dtype_), device);
   });
+
+  if (!options.cache.enabled) {
+    caching_disabled_ = "the configuration says cache.enabled: false";
+  } else if (!Recipe::is_certified(config.model_type)) {
+    caching_disabled_ = c10::str("cached decode is not certified for ", config.model_type);
+  } else {
+    const SessionLimits limits{options.cache.ttl,
+                               options.cache.max_sessions,
+                               options.cache.max_bytes.value_or(state_budget(device_))};
+    store_ = std::make_unique<SessionStore>(
+        Recipe(recipe_fields(config, options.layers, to_scalar_type(dtype_))), limits, device);
+  }
 }
 
 Engine::~Engine() = default;
 
 int64_t Engine::nbytes() const { return slice_->nbytes(); }
 
-StepOutput Engine::step(const StepInput& input) {
-  return in_words(device_, [&] { return run(input); });
+std::vector<StepResult> Engine::step(std::span<const StepInput> inputs) {
+  const c10::InferenceMode no_gradients;
+  Batch batch(*slice_, inputs);
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    try {
+      in_words(device_, [&] {
+        at::Tensor hidden_states = take_in(inputs[i], *slice_, dtype_, device_);
+        auto leased = lease(store_.get(), caching_disabled_, inputs[i], hidden_states.size(0));
+        batch.add(i, std::move(hidden_states), std::move(leased));
+      });
+    } catch (...) {
+      batch.fail(i, std::current_exception());
+    }
+  }
+  try {
+    in_words(device_, [&] { batch.run(); });
+  } catch (...) {
+    batch.fail_all(std::current_exception());
+  }
+  return batch.take_results();
 }
 
-StepOutput Engine::run(const StepInput& input) {
-  const c10::InferenceMode no_gradients;
-  const at::Device device(device_);
-
-  at::Tensor hidden_states;
-  if (const auto* ids = std::get_if<std::vector<int64_t>>(&input.input)) {
-    hidden_states = slice_->embed(at::tensor(*ids, at::kLong));
-  } else {
-    hidden_states = to_tensor(std::get<HiddenStates>(input.input), to_scalar_type(dtype_), device);
+void Engine::admit(const std::string& session, int64_t epoch) {
+  if (store_ == nullptr) return;
+  try {
+    store_->admit({session, epoch});
+  } catch (const StaleEpoch& error) {
+    throw HttpError(412, "stale_route_epoch", error.what());
   }
+}
 
-  const int64_t tokens = hidden_states.size(0);
-  hidden_states = slice_->forward(hidden_states, {{0, tokens, input.position}}, input.start_layer);
-  if (!slice_->is_last()) return to_wire(hidden_states);
-  if (input.more) return std::nullopt;
+bool Engine::release(std::string_view session) {
+  return store_ != nullptr && store_->release(session);
+}
 
-  const at::Tensor logits = slice_->logits(hidden_states.narrow(0, tokens - 1, 1)).squeeze(0);
-  if (!at::isfinite(logits).all().item<bool>()) {
-    throw HttpError(500, "non_finite_logits", "the logits of this step are not finite");
+CacheStatus Engine::cache_status() {
+  CacheStatus status;
+  status.disabled_reason = caching_disabled_;
+  if (store_ == nullptr) return status;
+  const Recipe& recipe = store_->recipe();
+  const int64_t first = recipe.owned().first;
+  status.enabled = true;
+  status.recipe_fingerprint = recipe.fingerprint();
+  status.bytes_per_token = recipe.bytes_per_token(first);
+  status.fixed_bytes = recipe.fixed_bytes(first);
+  status.max_bytes = store_->limits().max_bytes;
+  status.total_bytes = store_->total_bytes();
+  for (SessionInfo& session : store_->sessions()) {
+    status.sessions.push_back({std::move(session.id),
+                               session.epoch,
+                               session.layers,
+                               session.tokens,
+                               session.bytes,
+                               session.idle.count(),
+                               session.in_use});
   }
-  return sample(logits, input.sampling, input.position + tokens);
+  return status;
 }
 
 std::string resolve_device_name(const std::string& device) { return resolve_device(device).str(); }
@@ -113,12 +219,7 @@ int64_t free_memory(const std::string& device) {
   const at::Device where(device);
   if (where.is_cuda())
     return static_cast<int64_t>(at::accelerator::getMemoryInfo(where.index()).first);
-  std::ifstream meminfo("/proc/meminfo");
-  for (std::string key; meminfo >> key;) {
-    int64_t kibibytes = 0;
-    if (key == "MemAvailable:" && meminfo >> kibibytes) return kibibytes << 10;
-  }
-  throw std::runtime_error("/proc/meminfo does not say how much memory is available");
+  return meminfo_bytes("MemAvailable:");
 }
 
 int64_t check_slice(const EngineOptions& options, const ModelConfig& config) {

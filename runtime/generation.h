@@ -1,19 +1,16 @@
 #pragma once
 
+#include <boost/asio/experimental/channel.hpp>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "net/asio.h"
-#include "net/http_error.h"
 #include "net/messages.h"
 #include "runtime/generation_config.h"
-#include "runtime/metrics.h"
-#include "runtime/peers.h"
-#include "runtime/pipeline.h"
-#include "runtime/shard.h"
-#include "runtime/tokenizer.h"
+#include "runtime/route_session.h"
 
 namespace meshnet {
 
@@ -40,40 +37,26 @@ struct GenerationEnd {
 
 using OnDelta = std::function<Awaitable<void>(GenerationDelta)>;
 
-/// The head's loop: own layers, then the hops, one token a step.
+/// The head's loop: one token a step from the route, text out.
 class Generator {
  public:
-  Generator(Shard& shard,
-            Peers& peers,
-            Pipeline& pipeline,
-            const NodeSettings& self,
-            std::string model_fingerprint,
-            const Tokenizer& tokenizer,
-            const GenerationConfig& generation_config,
-            Metrics& metrics);
+  Generator(asio::any_io_executor executor,
+            RouteContext context,
+            const GenerationConfig& generation_config);
 
   /// Generates until an eos token, a stop string or max_tokens. `on_delta` is awaited for every
   /// piece of text, in order; an exception from it ends the generation. Throws HttpError when a
-  /// step fails for good.
+  /// step fails for good. As many run at once as this node keeps sessions, so that none drops the
+  /// state of another; the others wait in line, and when that is full there is a 429.
   Awaitable<GenerationEnd> run(GenerationInput input, OnDelta on_delta);
 
  private:
-  struct Session;
+  Awaitable<GenerationEnd> generate(GenerationInput input, OnDelta on_delta);
 
-  Awaitable<int64_t> next_token(Session& session);
-  Awaitable<int64_t> step(Session& session, CacheMode mode);
-  bool can_go_on(Session& session, const HttpError& error);
-  void observe(Session& session, const std::vector<Timing>& timings);
-  bool is_eos(int64_t id) const;
-
-  Shard& shard_;
-  Peers& peers_;
-  Pipeline& pipeline_;
-  const NodeSettings& self_;
-  std::string model_fingerprint_;
-  const Tokenizer& tokenizer_;
+  RouteContext context_;
   const GenerationConfig& generation_config_;
-  Metrics& metrics_;
+  asio::experimental::channel<void(boost::system::error_code)> running_;  ///< full: wait
+  int64_t waiting_ = 0;
 };
 
 }  // namespace meshnet

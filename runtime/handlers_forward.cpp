@@ -37,6 +37,14 @@ void check_request(const Node& node, const ForwardRequest& request) {
                        request.model_fingerprint,
                        node.model_fingerprint));
   }
+  if (!request.recipe_fingerprint.empty() &&
+      request.recipe_fingerprint != node.recipe_fingerprint) {
+    refuse(412,
+           "incompatible_recipe",
+           fmt::format("X-Meshnet-Recipe: the sender's state has fingerprint {}, this node's {}",
+                       request.recipe_fingerprint,
+                       node.recipe_fingerprint));
+  }
   const LayerRange layers = node.shard.layers();
   if (request.start_layer && !layers.contains(*request.start_layer)) {
     if (request.mode == CacheMode::kDecode) {
@@ -61,28 +69,40 @@ void check_request(const Node& node, const ForwardRequest& request) {
   }
 }
 
-ShardStep to_step(const Node& node, ForwardRequest& request) {
-  ShardStep step;
+StepInput to_step(const Node& node, ForwardRequest& request) {
+  StepInput step;
+  step.start_layer = request.start_layer.value_or(node.shard.layers().first);
+  step.position = request.past_len;
+  step.more = request.more;
+  step.sampling = parse_meta(request.meta);
   step.mode = request.mode;
-  step.input.start_layer = request.start_layer.value_or(node.shard.layers().first);
-  step.input.position = request.past_len;
-  step.input.more = request.more;
-  step.input.sampling = parse_meta(request.meta);
-  step.input.input = std::move(request.hidden);
+  step.session = request.session;
+  step.epoch = request.epoch;
+  step.input = std::move(request.hidden);
   return step;
 }
 
-ForwardReply token_reply(const Node& node, std::optional<int64_t> id) {
-  if (!id) return {TokenReply{}, kProtocol, {}};
-  return {TokenReply{node.tokenizer->decode(std::span(&*id, 1)), id}, kProtocol, {}};
+/// `position` is where the token will stand in its session.
+ForwardReply token_reply(Node& node,
+                         const ForwardRequest& request,
+                         int64_t position,
+                         std::optional<int64_t> id) {
+  ForwardReply reply{TokenReply{{}, id}, kProtocol, {}};
+  if (!id) return reply;
+  std::get<TokenReply>(reply.result).text =
+      request.mode == CacheMode::kStateless ? node.tokenizer->decode(std::span(&*id, 1))
+                                            : node.tail_text->add(request.session, position, *id);
+  return reply;
 }
 
 /// Own layers, then the rest of the route.
 Awaitable<ForwardReply> forward(Node& node, ForwardRequest request) {
   check_request(node, request);
   const auto hops = resolve_route(request.route, node.self, node.topology);
-  ShardStep step = to_step(node, request);
-  TimedOutput timed = co_await node.shard.step(std::move(step));
+  const int64_t position = request.past_len + request.hidden.tokens;
+  const bool admitted = request.mode == CacheMode::kDecode || request.past_len > 0;
+  StepInput step = to_step(node, request);
+  TimedOutput timed = co_await node.shard.step(std::move(step), admitted);
   node.metrics.count_step(mode_name(request.mode));
   const std::vector<Timing> own = {{"queue", node.self.name, timed.queue_ms},
                                    {"compute", node.self.name, timed.compute_ms}};
@@ -97,7 +117,7 @@ Awaitable<ForwardReply> forward(Node& node, ForwardRequest request) {
       reply = co_await node.pipeline.carry(std::move(request), hops);
     }
   } else {
-    reply = token_reply(node, std::get<std::optional<int64_t>>(timed.output));
+    reply = token_reply(node, request, position, std::get<std::optional<int64_t>>(timed.output));
   }
   reply.protocol = kProtocol;
   const auto rest = std::exchange(reply.server_timing, format_server_timing(own));
@@ -116,6 +136,7 @@ void note_conversion(Node& node, Dtype theirs) {
 
 Awaitable<void> handle_forward(Node& node, Exchange& exchange) {
   std::optional<int64_t> hop_index;
+  std::string session;
   try {
     // The body alone: what is left still says in logs which request failed.
     HttpRequest taken(exchange.request.base(), std::move(exchange.request.body()));
@@ -123,6 +144,7 @@ Awaitable<void> handle_forward(Node& node, Exchange& exchange) {
         parse_forward(std::move(taken),
                       {node.shard.dtype(), node.shard.config().hidden_size, node.max_context()});
     hop_index = request.hop_index;
+    session = request.session;
     note_conversion(node, request.hidden.dtype);
     spdlog::debug("{}: {} of {} tokens, session {}, hop {}, request {}",
                   node.self.name,
@@ -135,10 +157,26 @@ Awaitable<void> handle_forward(Node& node, Exchange& exchange) {
     node.metrics.count_request("/forward", 200);
     co_await exchange.send(format_forward_reply(reply));
   } catch (HttpError& error) {
-    if (error.node.empty()) error.hop_index = hop_index;
-    if (error.error == "cache_miss") node.metrics.count_miss(error.reason);
+    if (!error.node.empty()) throw;  // of a later hop
+    error.hop_index = hop_index;
+    if (error.error == "cache_miss") {
+      node.metrics.count_miss(error.reason);
+      spdlog::info("session {}: missed ({}): {}", session, error.reason, error.what());
+    }
     throw;
   }
+}
+
+/// DELETE /sessions/{id}
+Awaitable<void> handle_release(Node& node, Exchange& exchange) {
+  const std::string_view target(exchange.request.target());
+  const std::string session(target.substr(std::string_view("/sessions/").size()));
+  const bool released = node.shard.release(session);
+  if (node.tail_text) node.tail_text->release(session);
+  co_await send_json(node,
+                     exchange,
+                     http::status::ok,
+                     released ? R"({"released": true})" : R"({"released": false})");
 }
 
 }  // namespace
@@ -147,12 +185,10 @@ void add_forward_routes(Router& router, Node& node) {
   router.add(http::verb::post, "/forward", require_cluster_token(node, [&node](Exchange& exchange) {
                return handle_forward(node, exchange);
              }));
-  // No session state is kept yet, so there is none to release.
   router.add(http::verb::delete_,
              "/sessions/{id}",
-             require_cluster_token(node, [&node](Exchange& exchange) {
-               return send_json(node, exchange, http::status::ok, R"({"released": false})");
-             }));
+             require_cluster_token(
+                 node, [&node](Exchange& exchange) { return handle_release(node, exchange); }));
 }
 
 }  // namespace meshnet

@@ -25,7 +25,34 @@ json peers_json(const Node& node) {
   return peers;
 }
 
+json sessions_json(const CacheStatus& cache) {
+  json sessions = json::array();
+  for (const SessionStatus& session : cache.sessions) {
+    sessions.push_back({{"id", session.id},
+                        {"epoch", session.epoch},
+                        {"layers", to_string(session.layers)},
+                        {"tokens", session.tokens},
+                        {"bytes", session.bytes},
+                        {"idle_seconds", session.idle_seconds},
+                        {"in_use", session.in_use}});
+  }
+  return sessions;
+}
+
+json cache_json(const Node& node, const CacheStatus& cache) {
+  json object{{"enabled", cache.enabled},
+              {"total_bytes", cache.total_bytes},
+              {"max_bytes", cache.max_bytes},
+              {"max_sessions", node.self.cache.max_sessions},
+              {"ttl_seconds", node.self.cache.ttl.count()},
+              {"bytes_per_token", cache.bytes_per_token},
+              {"fixed_bytes", cache.fixed_bytes}};
+  if (!cache.enabled) object["reason"] = cache.disabled_reason;
+  return object;
+}
+
 std::string status_body(const Node& node) {
+  const CacheStatus cache = node.shard.cache_status();
   json converted = json::array();
   for (const Dtype dtype : node.converted_dtypes) converted.push_back(to_string(dtype));
   const auto& self = node.self;
@@ -35,6 +62,7 @@ std::string status_body(const Node& node) {
               {"state", node.shard.ready() ? "ready" : "loading"},
               {"model", self.served_name},
               {"model_fingerprint", node.model_fingerprint},
+              {"recipe_fingerprint", node.recipe_fingerprint},
               {"shard",
                {{"layers", to_string(self.layers)},
                 {"is_first", node.shard.is_first()},
@@ -43,11 +71,13 @@ std::string status_body(const Node& node) {
                 {"dtype", to_string(node.shard.dtype())},
                 {"converted_dtypes", converted},
                 {"weight_bytes", node.shard.nbytes()}}},
-              {"sessions", json::array()},
+              {"sessions", sessions_json(cache)},
+              {"cache", cache_json(node, cache)},
               {"limits",
                {{"max_context", node.max_context()},
                 {"max_body", self.limits.max_body},
-                {"max_queue", self.limits.max_queue}}},
+                {"max_queue", self.limits.max_queue},
+                {"prefill_chunk", self.limits.prefill_chunk}}},
               {"queue_length", node.shard.queued()},
               {"peers", peers_json(node)}}
       .dump(-1, ' ', false, json::error_handler_t::replace);
@@ -64,6 +94,8 @@ Awaitable<void> handle_health(Node& node, Exchange& exchange) {
 
 Awaitable<void> handle_metrics(Node& node, Exchange& exchange) {
   node.metrics.set_queue_length(node.shard.queued());
+  const CacheStatus cache = node.shard.cache_status();
+  node.metrics.set_sessions(static_cast<int64_t>(cache.sessions.size()), cache.total_bytes);
   HttpResponse response{http::status::ok, 11};
   response.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
   response.body() = node.metrics.text();

@@ -52,7 +52,17 @@ Metrics::Metrics()
                         .Name("meshnet_queue_length")
                         .Help("Steps waiting or running on the compute thread")
                         .Register(registry_)
-                        .Add({})) {}
+                        .Add({})),
+      sessions_(prometheus::BuildGauge()
+                    .Name("meshnet_sessions")
+                    .Help("Sessions that hold state on this node")
+                    .Register(registry_)
+                    .Add({})),
+      session_bytes_(prometheus::BuildGauge()
+                         .Name("meshnet_session_bytes")
+                         .Help("Bytes of all session state on this node")
+                         .Register(registry_)
+                         .Add({})) {}
 
 void Metrics::count_request(const std::string& endpoint, unsigned status) {
   requests_.Add({{"endpoint", endpoint}, {"status", std::to_string(status)}}).Increment();
@@ -78,6 +88,11 @@ void Metrics::observe(const std::vector<Timing>& timings) {
 }
 
 void Metrics::set_queue_length(int64_t steps) { queue_length_.Set(static_cast<double>(steps)); }
+
+void Metrics::set_sessions(int64_t count, int64_t bytes) {
+  sessions_.Set(static_cast<double>(count));
+  session_bytes_.Set(static_cast<double>(bytes));
+}
 
 std::string Metrics::text() const {
   return prometheus::TextSerializer().Serialize(registry_.Collect());

@@ -21,6 +21,7 @@ class Metrics {
   /// Parts of one step, of this node and (at a head) of every hop: meshnet_hop_seconds{hop,part}.
   void observe(const std::vector<Timing>& timings);
   void set_queue_length(int64_t steps);
+  void set_sessions(int64_t count, int64_t bytes);
 
   /// Prometheus text format.
   std::string text() const;
@@ -33,6 +34,8 @@ class Metrics {
   prometheus::Family<prometheus::Counter>& tokens_;
   prometheus::Family<prometheus::Histogram>& hops_;
   prometheus::Gauge& queue_length_;
+  prometheus::Gauge& sessions_;
+  prometheus::Gauge& session_bytes_;
 };
 
 }  // namespace meshnet

@@ -20,8 +20,11 @@ namespace meshnet {
 namespace {
 
 EngineOptions engine_options(const NodeSettings& self) {
-  return {self.model, self.layers, self.dtype, self.device, self.threads};
+  return {self.model, self.layers, self.dtype, self.device, self.threads, self.cache};
 }
+
+/// Decode steps that may run as one, where a sequence's arithmetic may depend on its company.
+constexpr int64_t kMaxBatch = 16;
 
 ServerLimits server_limits(const NodeSettings& self) {
   ServerLimits limits;
@@ -63,9 +66,13 @@ Node::Node(asio::any_io_executor executor,
       self(settings),
       cluster_token(read_cluster_token(settings)),
       model_fingerprint(fingerprint(config)),
+      recipe_fingerprint(meshnet::recipe_fingerprint(config)),
       client(executor,
              {settings.timeouts.connect, static_cast<std::size_t>(settings.limits.max_body)}),
-      shard(engine_options(settings), std::move(config), settings.limits.max_queue),
+      shard(engine_options(settings),
+            std::move(config),
+            settings.limits.max_queue,
+            settings.deterministic ? 1 : kMaxBatch),
       peers(client,
             topology,
             self,
@@ -75,11 +82,15 @@ Node::Node(asio::any_io_executor executor,
       pipeline(client, self, cluster_token) {
   if (!shard.is_first() && !shard.is_last()) return;
   tokenizer.emplace(self.model);
+  if (shard.is_last()) tail_text.emplace(*tokenizer, self.cache.max_sessions);
   if (!shard.is_first()) return;
   chat_template = ChatTemplate::load(self.model);
   generation_config = read_generation_config(self.model, shard.config(), *tokenizer);
   generator.emplace(
-      shard, peers, pipeline, self, model_fingerprint, *tokenizer, generation_config, metrics);
+      executor,
+      RouteContext{
+          shard, peers, pipeline, self, model_fingerprint, recipe_fingerprint, *tokenizer, metrics},
+      generation_config);
 }
 
 std::string Node::unavailable_reason() const {

@@ -17,6 +17,7 @@
 #include "runtime/pipeline.h"
 #include "runtime/settings.h"
 #include "runtime/shard.h"
+#include "runtime/tail_text.h"
 #include "runtime/tokenizer.h"
 
 namespace meshnet {
@@ -42,6 +43,7 @@ struct Node {
   const NodeSettings& self;
   std::string cluster_token;
   std::string model_fingerprint;
+  std::string recipe_fingerprint;
   std::chrono::system_clock::time_point started = std::chrono::system_clock::now();
   std::set<Dtype> converted_dtypes;  ///< of hidden states that arrived in another dtype than ours
   Metrics metrics;
@@ -50,6 +52,7 @@ struct Node {
   Peers peers;
   Pipeline pipeline;
   std::optional<Tokenizer> tokenizer;  ///< at the first and the last shard
+  std::optional<TailText> tail_text;   ///< at the last shard
   std::optional<ChatTemplate> chat_template;
   GenerationConfig generation_config;
   std::optional<Generator> generator;  ///< where layer 0 is held

@@ -1,8 +1,12 @@
 #include "runtime/pipeline.h"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/this_coro.hpp>
 #include <chrono>
 #include <numeric>
 #include <utility>
@@ -148,6 +152,23 @@ Awaitable<ForwardReply> Pipeline::send(const Hop& hop,
   if (error.status == 429) error.retry_after_seconds = 1;
   if (!error.hop_index) error.hop_index = hop_index;
   throw error;
+}
+
+Awaitable<void> Pipeline::release(std::string session, std::vector<Hop> hops) {
+  const auto executor = co_await asio::this_coro::executor;
+  for (Hop& hop : hops) {
+    asio::co_spawn(executor, release_at(session, std::move(hop)), asio::detached);
+  }
+}
+
+Awaitable<void> Pipeline::release_at(std::string session, Hop hop) {
+  HttpRequest message{http::verb::delete_, "/sessions/" + session, 11};
+  if (!cluster_token_.empty()) message.set(http::field::authorization, "Bearer " + cluster_token_);
+  try {
+    co_await client_.send(hop.url, std::move(message), self_.timeouts.connect);
+  } catch (const PeerError& error) {
+    spdlog::debug("session {}: not released at {}: {}", session, hop.name, error.what());
+  }
 }
 
 std::vector<Hop> resolve_route(const std::vector<std::string>& names,

@@ -34,7 +34,12 @@ class Pipeline {
   /// own error answer climbs unchanged.
   Awaitable<ForwardReply> carry(ForwardRequest request, std::span<const Hop> hops);
 
+  /// Tells every hop at once to drop a session (DELETE /sessions/{id}). Failures are ignored: time
+  /// and count bound what stays.
+  Awaitable<void> release(std::string session, std::vector<Hop> hops);
+
  private:
+  Awaitable<void> release_at(std::string session, Hop hop);
   Awaitable<ForwardReply> send(const Hop& hop, ForwardRequest request, std::size_t hops_covered);
 
   HttpClient& client_;

@@ -8,9 +8,6 @@
 namespace meshnet {
 namespace {
 
-/// Below this a temperature only overflows the softmax; the result is the greedy one.
-constexpr double kGreedyTemperature = 1e-5;
-
 /// In [0, 1): 53 bits of the Philox block (seed, position).
 double uniform(uint64_t seed, int64_t position) {
   at::Philox4_32 engine(seed, /*subsequence=*/0, /*offset=*/static_cast<uint64_t>(position));
@@ -23,7 +20,7 @@ double uniform(uint64_t seed, int64_t position) {
 
 int64_t sample(const at::Tensor& logits, const SamplingParams& params, int64_t position) {
   const at::Tensor host = logits.to(at::kCPU);
-  if (params.temperature < kGreedyTemperature || params.top_p <= 0.0) {
+  if (is_greedy(params)) {
     return host.argmax().item<int64_t>();  // the first of equal maxima
   }
 

@@ -2,7 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <boost/asio/co_spawn.hpp>
+#include <boost/asio/detached.hpp>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/asio/this_coro.hpp>
 #include <chrono>
+#include <iterator>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "net/http_error.h"
@@ -17,57 +26,112 @@ double milliseconds_between(Clock::time_point from, Clock::time_point to) {
   return std::chrono::duration<double, std::milli>(to - from).count();
 }
 
-/// Counts a step as queued for as long as it lives.
-class QueueTicket {
- public:
-  explicit QueueTicket(int64_t& count) : count_(count) { ++count_; }
-  ~QueueTicket() { --count_; }
-  QueueTicket(const QueueTicket&) = delete;
-  QueueTicket& operator=(const QueueTicket&) = delete;
-
- private:
-  int64_t& count_;
+/// What one batch made, and how long it took.
+struct BatchRun {
+  std::vector<StepResult> results;
+  double compute_ms = 0.0;
 };
-
-/// Steps that need state, of which this version keeps none.
-void refuse_without_state(const ShardStep& step) {
-  const bool continues = step.mode == CacheMode::kPrefill && step.input.position > 0;
-  if (step.mode != CacheMode::kDecode && !continues) return;
-  HttpError miss(
-      409, "cache_miss", "this node keeps no session state: send the whole sequence as a prefill");
-  miss.reason = "caching_disabled";
-  throw miss;
-}
 
 }  // namespace
 
-Shard::Shard(EngineOptions options, ModelConfig config, int64_t max_queue)
-    : options_(std::move(options)), config_(std::move(config)), max_queue_(max_queue) {}
+/// A step in the queue or on the compute thread, shared by its caller and the pump.
+struct Shard::Waiting {
+  Waiting(const asio::any_io_executor& executor, StepInput step_input)
+      : input(std::move(step_input)), done(executor, Clock::time_point::max()) {}
+
+  StepInput input;
+  asio::steady_timer done;  ///< cancelled when `result` is there
+  std::optional<StepResult> result;
+  Clock::time_point enqueued = Clock::now();
+  double queue_ms = 0.0;
+  double compute_ms = 0.0;
+};
+
+Shard::Shard(EngineOptions options, ModelConfig config, int64_t max_queue, int64_t max_batch)
+    : options_(std::move(options)),
+      config_(std::move(config)),
+      max_queue_(max_queue),
+      max_batch_(max_batch) {}
 
 Awaitable<void> Shard::load() {
   engine_ = co_await run_on(compute_.get_executor(),
                             [this] { return std::make_unique<Engine>(options_, config_); });
 }
 
-Awaitable<TimedOutput> Shard::step(ShardStep step) {
-  refuse_without_state(step);
+Awaitable<TimedOutput> Shard::step(StepInput input, bool admitted) {
   if (!ready()) throw HttpError(503, "loading", "the node is still loading its layers");
-  if (queued_ > max_queue_ && !step.admitted) {
-    HttpError full(429, "queue_full", fmt::format("{} steps are waiting already", queued_));
+  if (queued() > max_queue_ && !admitted) {
+    HttpError full(429, "queue_full", fmt::format("{} steps are waiting already", queued()));
     full.retry_after_seconds = 1;
     throw full;
   }
-  const QueueTicket ticket(queued_);
-  const auto enqueued = Clock::now();
-  // Named, here and wherever a coroutine takes a value: GCC 12 destroys an aggregate or a closure
-  // twice when it is a temporary of a co_await expression.
-  auto work = [this, enqueued, input = std::move(step.input)] {
+  if (input.mode != CacheMode::kStateless) engine_->admit(input.session, input.epoch);
+
+  const auto executor = co_await asio::this_coro::executor;
+  const auto waiting = std::make_shared<Waiting>(executor, std::move(input));
+  queue_.push_back(waiting);
+  if (!std::exchange(pumping_, true)) asio::co_spawn(executor, pump(), asio::detached);
+  if (!waiting->result) {
+    boost::system::error_code ignored;  // the timer only ever ends by being cancelled
+    co_await waiting->done.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+  }
+  if (!waiting->result) {  // it was the caller that was cancelled
+    std::erase(queue_, waiting);
+    throw boost::system::system_error(asio::error::operation_aborted);
+  }
+  if (auto* error = std::get_if<std::exception_ptr>(&*waiting->result)) {
+    std::rethrow_exception(std::exchange(*error, nullptr));
+  }
+  co_return TimedOutput{
+      std::get<StepOutput>(std::move(*waiting->result)), waiting->queue_ms, waiting->compute_ms};
+}
+
+/// The oldest step, and where that is a decode, the decodes of other sessions that can run with it.
+/// Steps of one session keep their order.
+std::vector<std::shared_ptr<Shard::Waiting>> Shard::take_batch() {
+  std::vector<std::shared_ptr<Waiting>> batch;
+  std::set<std::string_view> passed;  // sessions of steps taken or left
+  for (auto next = queue_.begin(); next != queue_.end();) {
+    const StepInput& input = (*next)->input;
+    const bool first_of_session = passed.insert(input.session).second;
+    const bool fits = batch.empty() || (first_of_session && input.mode == CacheMode::kDecode &&
+                                        batch.front()->input.mode == CacheMode::kDecode &&
+                                        input.start_layer == batch.front()->input.start_layer);
+    if (fits) batch.push_back(*next);
+    next = fits ? queue_.erase(next) : std::next(next);
+    if (static_cast<int64_t>(batch.size()) == max_batch_) break;
+  }
+  return batch;
+}
+
+/// Feeds the compute thread until the queue is empty.
+Awaitable<void> Shard::pump() {
+  while (!queue_.empty()) {
+    const auto batch = take_batch();
+    running_ = static_cast<int64_t>(batch.size());
     const auto started = Clock::now();
-    TimedOutput timed{engine_->step(input), milliseconds_between(enqueued, started), 0.0};
-    timed.compute_ms = milliseconds_between(started, Clock::now());
-    return timed;
-  };
-  co_return co_await run_on(compute_.get_executor(), std::move(work));
+    std::vector<StepInput> inputs;
+    for (const auto& waiting : batch) inputs.push_back(std::move(waiting->input));
+    auto work = [this, inputs = std::move(inputs)] {
+      const auto begun = Clock::now();
+      std::vector<StepResult> results;
+      try {
+        results = engine_->step(inputs);
+      } catch (...) {
+        results.assign(inputs.size(), std::current_exception());
+      }
+      return BatchRun{std::move(results), milliseconds_between(begun, Clock::now())};
+    };
+    BatchRun run = co_await run_on(compute_.get_executor(), std::move(work));
+    running_ = 0;
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      batch[i]->result = std::move(run.results[i]);
+      batch[i]->queue_ms = milliseconds_between(batch[i]->enqueued, started);
+      batch[i]->compute_ms = run.compute_ms;
+      batch[i]->done.cancel();
+    }
+  }
+  pumping_ = false;
 }
 
 }  // namespace meshnet

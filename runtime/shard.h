@@ -2,6 +2,7 @@
 
 #include <boost/asio/thread_pool.hpp>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 
@@ -11,13 +12,6 @@
 
 namespace meshnet {
 
-/// One step with what it does to session state.
-struct ShardStep {
-  CacheMode mode = CacheMode::kStateless;
-  bool admitted = false;  ///< of a generation in progress: the queue's limit is not for it
-  StepInput input;
-};
-
 struct TimedOutput {
   StepOutput output;
   double queue_ms = 0.0;    ///< waiting for the compute thread
@@ -25,23 +19,27 @@ struct TimedOutput {
 };
 
 /// The engine on its compute thread. Connections hand it steps through a queue and await the
-/// answer; everything but the engine itself lives on the I/O thread.
-///
-/// This version keeps no session state: a prefill is computed statelessly, a decode or a continued
-/// chunk is a cache_miss with reason caching_disabled (one token run statelessly would be silent
-/// garbage).
+/// answer; decode steps of different sessions that wait together run as one batch. Everything but
+/// the engine itself lives on the I/O thread.
 class Shard {
  public:
-  Shard(EngineOptions options, ModelConfig config, int64_t max_queue);
+  /// `max_batch` steps at most run as one; 1 makes a sequence's arithmetic independent of its
+  /// company.
+  Shard(EngineOptions options, ModelConfig config, int64_t max_queue, int64_t max_batch);
 
   /// Loads the slice on the compute thread. Throws std::runtime_error with a sentence for the
   /// operator.
   Awaitable<void> load();
   bool ready() const { return engine_ != nullptr; }
 
-  /// Throws HttpError: 409 cache_miss, 429 queue_full, 503 while loading, and what Engine::step
-  /// throws. A step whose caller is cancelled while it waits in the queue is dropped.
-  Awaitable<TimedOutput> step(ShardStep step);
+  /// `admitted`: of a generation in progress; the queue's limit is not for it. Throws HttpError:
+  /// 412 stale_route_epoch, 429 queue_full, 503 while loading, and what Engine::step says. A step
+  /// whose caller is cancelled while it waits in the queue is dropped.
+  Awaitable<TimedOutput> step(StepInput input, bool admitted);
+
+  /// Ends a session: its state goes, at the end of the step in progress. Whether it held any.
+  bool release(const std::string& session) { return ready() && engine_->release(session); }
+  CacheStatus cache_status() const { return ready() ? engine_->cache_status() : CacheStatus{}; }
 
   const ModelConfig& config() const { return config_; }
   LayerRange layers() const { return options_.layers; }
@@ -51,13 +49,22 @@ class Shard {
   /// "cpu", "cuda:0"; as configured until ready().
   std::string device() const { return engine_ ? engine_->device() : options_.device; }
   int64_t nbytes() const { return engine_ ? engine_->nbytes() : 0; }
-  int64_t queued() const { return queued_; }
+  /// Steps waiting or running.
+  int64_t queued() const { return static_cast<int64_t>(queue_.size()) + running_; }
 
  private:
+  struct Waiting;
+
+  Awaitable<void> pump();
+  std::vector<std::shared_ptr<Waiting>> take_batch();
+
   EngineOptions options_;
   ModelConfig config_;
   int64_t max_queue_;
-  int64_t queued_ = 0;  ///< steps waiting or running
+  int64_t max_batch_;
+  std::deque<std::shared_ptr<Waiting>> queue_;
+  int64_t running_ = 0;  ///< steps on the compute thread
+  bool pumping_ = false;
   std::unique_ptr<Engine> engine_;
   asio::thread_pool compute_{1};  ///< last member: joined before the engine goes
 };

@@ -60,7 +60,7 @@ class Tail:
 
     def __init__(self, port, ready):
         self.ready = self.status = ready
-        self.script, self.received = [], []
+        self.script, self.received, self.released = [], [], []
         self.server = ThreadingHTTPServer(("127.0.0.1", port), self.handler())
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
@@ -74,6 +74,7 @@ class Tail:
                 self.reply(*tail.status)
 
             def do_DELETE(self):
+                tail.released.append(self.path)
                 self.reply(*answer(200, {"released": True}))
 
             def do_POST(self):
@@ -232,17 +233,54 @@ def test_fewer_misses_leave_the_answer_unharmed(cluster, tail, script, ids):
     assert tail.script == []
 
 
-def test_without_state_every_step_carries_the_whole_sequence(cluster, tail):
-    tail.play(token(1000), token(2000), miss(), token(3000))
-    assert ids_of(generate(cluster, 3)) == [1000, 2000, 3000]
-    assert tail.modes() == ["prefill"] * 4
+def test_a_miss_is_answered_by_one_prefill_of_everything(cluster, tail):
+    tail.play(token(1000), token(2000), miss(), token(3000), token(4000))
+    assert ids_of(generate(cluster, 4)) == [1000, 2000, 3000, 4000]
+    assert tail.modes() == ["prefill", "decode", "decode", "prefill", "decode"]
+    rows = (3, 1, 1, 5, 1)
     shapes = [headers["x-meshnet-shape"] for headers, _ in tail.received]
-    assert shapes == [f"1,{tokens},{HIDDEN}" for tokens in (3, 4, 5, 5)]
+    assert shapes == [f"1,{tokens},{HIDDEN}" for tokens in rows]
+    assert [headers["x-meshnet-past-len"] for headers, _ in tail.received] == list("03405")
     assert [len(body) for _, body in tail.received] == [
         int(headers["x-meshnet-meta-length"]) + tokens * HIDDEN * 2
-        for (headers, _), tokens in zip(tail.received, (3, 4, 5, 5), strict=True)
+        for (headers, _), tokens in zip(tail.received, rows, strict=True)
     ]
     assert len({headers["x-meshnet-session"] for headers, _ in tail.received}) == 1
+
+
+def test_without_state_every_step_carries_the_whole_sequence(cluster, tail):
+    off = miss("caching_disabled")
+    tail.play(token(1000), off, token(2000), token(3000), token(4000))
+    assert ids_of(generate(cluster, 4)) == [1000, 2000, 3000, 4000]
+    assert tail.modes() == ["prefill", "decode", "prefill", "prefill", "prefill"]
+    shapes = [headers["x-meshnet-shape"] for headers, _ in tail.received]
+    assert shapes == [f"1,{tokens},{HIDDEN}" for tokens in (3, 1, 4, 5, 6)]
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_decode_lost_on_the_way_is_made_good_by_a_prefill(cluster, tail, status):
+    tail.play(token(1000), error(status, "lost"), token(2000), token(3000))
+    assert ids_of(generate(cluster, 3)) == [1000, 2000, 3000]
+    assert tail.modes() == ["prefill", "decode", "prefill", "decode"]
+    assert {headers["x-meshnet-epoch"] for headers, _ in tail.received} == {"1"}
+
+
+@pytest.mark.parametrize(
+    "code, status", [("stale_route_epoch", 412), ("session_exceeds_budget", 507)]
+)
+def test_what_no_prefill_can_mend_ends_a_generation_at_once(cluster, tail, code, status):
+    tail.play(token(1000), error(status, code), token(2000))
+    said = check_error(generate(cluster, 4), 502 if status == 412 else status)
+    assert said["code"] == code
+    assert len(tail.received) == 2
+
+
+def test_a_finished_generation_is_released_at_its_hop(cluster, tail):
+    tail.play(token(1000), token(2000))
+    tail.released.clear()
+    assert ids_of(generate(cluster, 2)) == [1000, 2000]
+    session = tail.received[0][0]["x-meshnet-session"]
+    wait_until(lambda: tail.released == ["/sessions/" + session])
 
 
 def test_logits_that_are_not_finite_end_a_generation_at_once(cluster, tail):
@@ -297,10 +335,31 @@ def test_an_old_tail_gets_the_five_headers_and_the_tensor(cluster, old_tail):
     assert ids_of(generate(cluster, 3)) == [1000, 2000, 3000]
     for headers, _ in old_tail.received:
         assert {name for name in headers if name.startswith("x-meshnet-")} == FIXED_HEADERS
-    assert [len(body) // (HIDDEN * 2) for _, body in old_tail.received] == [3, 4, 5, 5]
+    assert [len(body) // (HIDDEN * 2) for _, body in old_tail.received] == [3, 1, 1, 5]
     assert all(len(body) % (HIDDEN * 2) == 0 for _, body in old_tail.received)
     first, _ = old_tail.received[0]
     assert first["x-meshnet-hop-index"] == "1" and first["x-meshnet-start-layer"] == "2"
+
+
+def test_an_old_tail_that_tells_no_ids_gets_a_prefill_a_step(cluster, old_tail, tiny):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    words = [" fox", " jumps", " over"]
+    ids = [tokenizer.encode(word)[0] for word in words]
+    old_tail.play(*[answer(200, {"text": word}) for word in words])
+    answered = generate(cluster, 3)
+    assert ids_of(answered) == ids
+    assert answered.json()["choices"][0]["text"] == "".join(words)
+    assert old_tail.modes() == ["prefill"] * 3
+    assert [len(body) // (HIDDEN * 2) for _, body in old_tail.received] == [3, 4, 5]
+
+
+def test_an_old_tail_without_ids_ends_with_the_eos_token(cluster, old_tail):
+    old_tail.play(answer(200, {"text": " fox"}), answer(200, {"text": "<|im_end|>"}))
+    answered = generate(cluster, 8)
+    assert answered.json()["choices"][0]["text"] == " fox"
+    assert answered.json()["choices"][0]["finish_reason"] == "stop"
 
 
 def test_an_old_tail_is_not_asked_to_sample(cluster, old_tail):

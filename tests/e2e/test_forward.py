@@ -1,4 +1,4 @@
-"""POST /forward as other heads and nodes see it: chained, driven, with five headers only, and without session state."""
+"""POST /forward as other heads and nodes see it: chained, driven, with five headers only, with and without session state."""
 
 import json
 
@@ -86,21 +86,54 @@ def test_more_skips_the_tail_work(pair, embeddings):
     assert answer.status == 200 and answer.json() == {"text": "", "token_id": None}
 
 
-def test_state_that_is_not_kept_is_a_miss_with_its_reason(pair, embeddings):
-    decode = {**prefill(**{"Past-Len": "4"}), "X-Meshnet-Cache": "decode"}
+def test_state_that_is_not_held_is_a_miss_with_its_reason(pair, embeddings):
+    unknown = {**prefill(**{"Past-Len": "4"}), "X-Meshnet-Session": "never-seen"}
     for headers, body in (
-        (decode, raw(embeddings[:1])),
-        (prefill(**{"Past-Len": "4"}), raw(embeddings)),
+        ({**unknown, "X-Meshnet-Cache": "decode"}, raw(embeddings[:1])),
+        (unknown, raw(embeddings)),
     ):
         answer = forward(pair, "tail", body, headers)
         assert answer.status == 409
         error = answer.json()
-        assert (error["error"], error["reason"]) == ("cache_miss", "caching_disabled")
+        assert (error["error"], error["reason"]) == ("cache_miss", "unknown_session")
         assert (error["node"], error["layers"]) == ("tail", "2-3")
     assert (
-        b'meshnet_cache_misses_total{reason="caching_disabled"}'
+        b'meshnet_cache_misses_total{reason="unknown_session"}'
         in call(pair.url("tail") + "/metrics").body
     )
+
+
+def test_decode_goes_on_from_state_and_text_from_its_session(pair, tiny):
+    """Driven, cached: each decode carries one row; the texts joined are the decoded answer."""
+    from transformers import AutoTokenizer
+
+    table = load_file(tiny / "model.safetensors")["model.embed_tokens.weight"]
+    expected = pair.complete("head", PROMPT, max_tokens=20).json()["choices"][0]["token_ids"]
+    ids, text, past = [], "", 0
+    rows = table[PROMPT]
+    while len(ids) < len(expected):
+        mode = "prefill" if past == 0 else "decode"
+        body = raw(rows)
+        for name, start in (("head", 0), ("tail", 2)):
+            headers = {
+                "X-Meshnet-Session": "driven",
+                "X-Meshnet-Cache": mode,
+                "X-Meshnet-Past-Len": str(past),
+                "X-Meshnet-Start-Layer": str(start),
+            }
+            answer = forward(pair, name, body, headers)
+            assert answer.status == 200, answer.body
+            body = answer.body
+        past += len(rows)
+        ids.append(answer.json()["token_id"])
+        text += answer.json()["text"]
+        rows = table[ids[-1:]]
+    assert ids == expected
+    whole = AutoTokenizer.from_pretrained(tiny).decode(ids, skip_special_tokens=True)
+    assert text and whole.startswith(text.rstrip("\ufffd"))
+    for name in ("head", "tail"):
+        released = call(pair.url(name) + "/sessions/driven", method="DELETE").json()
+        assert released == {"released": True}
 
 
 def test_sampling_parameters_travel_in_meta(pair, embeddings):

@@ -2,7 +2,8 @@
 
 The goldens are those of make_golden.py: 8 prompts, among them one of a single token, one of 700 tokens and one with
 emoji and CJK, 64 tokens each. Chained: the head's API, nodes pass hidden states on themselves. Driven: this file embeds
-the ids and carries the tensors from node to node, as a head of protocol 0 would, with the five fixed headers only.
+the ids and carries the tensors from node to node, as a head of protocol 0 would, with the five fixed headers only. Both
+decode from session state; on one layout nodes keep none, and every step is a whole prefill.
 """
 
 import json
@@ -51,14 +52,15 @@ def embed_tokens(smollm2):
         return file.get_tensor("model.embed_tokens.weight").float()
 
 
+def start(layout, smollm2, directory, **top):
+    # Prompts run side by side: nodes with about as many layers keep two cores busy with a thread each.
+    threads = 1 if layout in ("cut at 15", "three nodes") else 2
+    return Cluster(directory, smollm2, LAYOUTS[layout], dtype="float32", threads=threads, **top)
+
+
 @pytest.fixture(scope="module", params=LAYOUTS)
 def layout(request, smollm2, tmp_path_factory):
-    nodes = LAYOUTS[request.param]
-    # Prompts run side by side: nodes with about as many layers keep two cores busy with a thread each.
-    threads = 1 if request.param in ("cut at 15", "three nodes") else 2
-    with Cluster(
-        tmp_path_factory.mktemp("layout"), smollm2, nodes, dtype="float32", threads=threads
-    ) as cluster:
+    with start(request.param, smollm2, tmp_path_factory.mktemp("layout")) as cluster:
         yield cluster.start().wait_ready()
 
 
@@ -70,15 +72,15 @@ def generate_chained(cluster, prompt_ids):
 
 
 def generate_driven(cluster, prompt_ids, embed_tokens, count, session):
-    tokens = list(prompt_ids)
+    tokens, held = list(prompt_ids), 0
     for _ in range(count):
-        body = embed_tokens[tokens].numpy().tobytes()
+        body = embed_tokens[tokens[held:]].numpy().tobytes()
         start_layer = 0
         for index, (name, node) in enumerate(cluster.topology["nodes"].items()):
             headers = {
                 "X-Meshnet-Session": session,
-                "X-Meshnet-Cache": "prefill",
-                "X-Meshnet-Past-Len": "0",
+                "X-Meshnet-Cache": "decode" if held else "prefill",
+                "X-Meshnet-Past-Len": str(held),
                 "X-Meshnet-Hop-Index": str(index),
                 "X-Meshnet-Start-Layer": str(start_layer),
             }
@@ -86,6 +88,7 @@ def generate_driven(cluster, prompt_ids, embed_tokens, count, session):
             with urllib.request.urlopen(request, timeout=1200) as response:
                 body = response.read()
             start_layer = int(node["layers"].split("-")[-1]) + 1
+        held = len(tokens)
         tokens.append(json.loads(body)["token_id"])
     return tokens[len(prompt_ids) :]
 
@@ -109,3 +112,9 @@ def test_driven_equals_transformers(layout, goldens, embed_tokens):
         goldens,
         lambda i, case: generate_driven(layout, case[0], embed_tokens, len(case[1]), f"driven-{i}"),
     )
+
+
+def test_stateless_equals_transformers(smollm2, goldens, tmp_path):
+    with start("cut at 15", smollm2, tmp_path, cache={"enabled": False}) as cluster:
+        cluster.start().wait_ready()
+        for_all(goldens, lambda _, case: generate_chained(cluster, case[0]))

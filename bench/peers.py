@@ -1,0 +1,131 @@
+"""Our prefill and decode on one node, through the API, beside transformers and llama.cpp.
+
+Same weights (bfloat16), same prompts, same threads; the engines take turns, and medians are kept.
+"""
+
+import argparse
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import common
+import torch
+from cluster import Cluster
+from transformers import AutoModelForCausalLM, DynamicCache
+
+PREFILL = 512
+CONTEXTS = (64, 512)
+DECODED = 32
+
+
+class Ours:
+    name = "meshnet"
+
+    def __init__(self, model: Path, threads: int, stack: contextlib.ExitStack):
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        layers = {"solo": f"0-{common.num_layers(model) - 1}"}
+        self.cluster = stack.enter_context(
+            Cluster(directory, model, layers, dtype="bfloat16", threads=threads)
+        )
+        self.cluster.start().wait_ready()
+
+    def times(self, prompt_ids: list[int], tokens: int) -> list[float]:
+        return common.stream(self.cluster.url("solo"), prompt_ids, tokens)
+
+
+class Transformers:
+    name = "transformers"
+
+    def __init__(self, model: Path, threads: int, _stack):
+        torch.set_num_threads(threads)
+        self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
+
+    @torch.inference_mode()
+    def times(self, prompt_ids: list[int], tokens: int) -> list[float]:
+        started = time.perf_counter()
+        cache = DynamicCache(config=self.model.config)
+        ids = torch.tensor([prompt_ids])
+        times = []
+        for _ in range(tokens):
+            output = self.model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            ids = output.logits[:, -1:].argmax(-1)
+            ids.item()
+            times.append(time.perf_counter() - started)
+        return times
+
+
+def measure(engine) -> dict:
+    """Tokens per second, once. A decode's speed is that of the tokens after the first."""
+    result = {"prefill 512": PREFILL / engine.times(common.prompt_of(PREFILL), 1)[0]}
+    for context in CONTEXTS:
+        times = engine.times(common.prompt_of(context), DECODED + 1)
+        result[f"decode at {context}"] = DECODED / (times[-1] - times[0])
+    return result
+
+
+def engines() -> list:
+    kinds = [Ours, Transformers]
+    try:
+        from llama import LlamaCpp
+
+        kinds.append(LlamaCpp)
+    except ImportError as error:
+        print(f"without llama.cpp: llama-cpp-python is not installed ({error})")
+    return kinds
+
+
+def compare(kinds: list, model: Path, options) -> dict:
+    with contextlib.ExitStack() as stack:
+        running = [kind(model, options.threads, stack) for kind in kinds]
+        runs = {engine.name: [] for engine in running}
+        for round_number in range(options.rounds + 1):
+            for engine in running:
+                result = measure(engine)
+                if round_number > 0:  # the first warms up
+                    runs[engine.name].append(result)
+    return {
+        name: {what: statistics.median(run[what] for run in rounds) for what in rounds[0]}
+        for name, rounds in runs.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--model", type=Path, help="only this model directory, without an eos")
+    parser.add_argument("--out", type=Path, default=common.ROOT / "build/bench")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    where = common.machine()
+    print(f"bfloat16, {options.threads} threads, medians of {options.rounds} rounds; tokens/s")
+    print(common.describe(where), flush=True)
+
+    kinds, results = engines(), {}
+    models = (
+        [options.model] if options.model else [common.smollm2_without_eos(), common.qwen2_shape()]
+    )
+    for model in models:
+        speeds = results[model.name] = compare(kinds, model, options)
+        reference = speeds[Transformers.name]
+        whats = list(reference)
+        rows = [[name, *(speed[what] for what in whats)] for name, speed in speeds.items()]
+        rows.append(
+            [
+                "meshnet / transformers",
+                *(speeds[Ours.name][what] / reference[what] for what in whats),
+            ]
+        )
+        print(f"\n{model.name}")
+        common.print_table(["", *whats], rows)
+    file = options.out / "peers.json"
+    numbers = {"machine": where, "threads": options.threads, "rounds": options.rounds}
+    common.write_json(file, {**numbers, "tokens_per_second": results})
+    print(f"\nnumbers: {file}")
+
+
+if __name__ == "__main__":
+    main()
