@@ -4,9 +4,14 @@
 
 #include <optional>
 
+#include "models/kernels/bf16_cpu.h"
+
 namespace meshnet {
 
 at::Tensor rms_norm(const at::Tensor& hidden_states, const at::Tensor& weight, double eps) {
+  if (takes_bf16_kernels(hidden_states) && hidden_states.is_contiguous()) {
+    return rms_norm_bf16(hidden_states, weight, eps);
+  }
   // at::rms_norm with the weight would round once, at the end; Hugging Face rounds before × weight.
   // Without it, at::rms_norm is bit-equal to their five operations and one pass over memory.
   return at::rms_norm(hidden_states, weight.sizes(), {}, eps) * weight;
@@ -19,6 +24,7 @@ at::Tensor causal_attention(const at::Tensor& query,
   const int64_t rows = query.size(0);
   const int64_t past = key.size(1) - rows;
   const int64_t groups = query.size(1) / key.size(0);
+  if (rows == 1 && takes_bf16_kernels(query)) return attend_row(query, key, value, scaling);
   if (rows == 1) {
     // One row sees everything: the query heads of one key/value head are rows of one product.
     const at::Tensor grouped = query.view({1, key.size(0), groups, query.size(2)});

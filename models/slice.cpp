@@ -155,7 +155,7 @@ ModelSlice::ModelSlice(const std::filesystem::path& model_dir,
   }
   if (is_last()) {
     norm_ = weights.get(kNorm, {config.hidden_size});
-    lm_head_ =
+    lm_head_.weight =
         tied_last ? embed_tokens_ : weights.get(kLmHead, {config.vocab_size, config.hidden_size});
   }
   check_leftovers(checkpoint, weights.used(), config, layers);
@@ -210,7 +210,7 @@ at::Tensor ModelSlice::forward(at::Tensor hidden_states,
 
 at::Tensor ModelSlice::logits(const at::Tensor& hidden_states) const {
   if (!is_last()) throw std::logic_error("logits: this slice does not hold the last layer");
-  return at::linear(rms_norm(hidden_states, norm_, config_.rms_norm_eps), lm_head_).to(at::kFloat);
+  return lm_head_.forward(rms_norm(hidden_states, norm_, config_.rms_norm_eps)).to(at::kFloat);
 }
 
 RecipeFields recipe_fields(const ModelConfig& config, LayerRange owned, at::ScalarType dtype) {

@@ -11,6 +11,7 @@
 #include "cache/recipe.h"
 #include "models/block.h"
 #include "models/config.h"
+#include "models/layers/linear.h"
 
 namespace meshnet {
 
@@ -57,7 +58,7 @@ class ModelSlice {
       embed_tokens_;  ///< [vocab_size, hidden_size]; is_first, or is_last with tied embeddings
   std::vector<std::unique_ptr<Block>> blocks_;
   at::Tensor norm_;      ///< [hidden_size]; is_last
-  at::Tensor lm_head_;   ///< [vocab_size, hidden_size]; is_last
+  Linear lm_head_;       ///< [vocab_size, hidden_size]; is_last
   at::Tensor inv_freq_;  ///< [head_dim / 2], float32
   int64_t nbytes_ = 0;
 };

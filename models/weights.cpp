@@ -142,7 +142,9 @@ Weights Weights::at(std::string_view name) const {
 }
 
 at::Tensor Weights::empty(at::IntArrayRef shape) const {
-  at::Tensor tensor = at::empty(shape, at::TensorOptions(dtype_).device(device_));
+  at::Tensor tensor = device_.is_cpu()
+                          ? totals_->arena.empty(shape, dtype_)
+                          : at::empty(shape, at::TensorOptions(dtype_).device(device_));
   totals_->nbytes += static_cast<int64_t>(tensor.nbytes());
   return tensor;
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "models/safetensors.h"
+#include "models/weight_arena.h"
 
 namespace meshnet {
 
@@ -68,6 +69,7 @@ class Weights {
   struct Totals {
     std::set<std::string> used;
     int64_t nbytes = 0;
+    WeightArena arena;
   };
 
   Checkpoint* checkpoint_;

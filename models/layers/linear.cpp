@@ -4,11 +4,15 @@
 
 #include <string>
 
+#include "models/kernels/bf16_cpu.h"
 #include "models/weights.h"
 
 namespace meshnet {
 
-at::Tensor Linear::forward(const at::Tensor& x) const { return at::linear(x, weight, bias); }
+at::Tensor Linear::forward(const at::Tensor& x) const {
+  if (x.size(0) == 1 && takes_bf16_kernels(x)) return linear_row(x, weight, bias);
+  return at::linear(x, weight, bias);
+}
 
 Linear load_linear(const Weights& weights,
                    int64_t in_features,

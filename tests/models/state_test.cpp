@@ -110,7 +110,7 @@ TEST_P(EveryTinyModelWithState, AnyChunksOfAPrefillAreTheWhole) {
 TEST_P(EveryTinyModelWithState, InLowPrecisionIsCloseToTheStatelessRun) {
   // Products of one row and of many rows round differently; these weights are wide, so it shows.
   for (const auto& [dtype, tolerance] :
-       std::vector<std::pair<at::ScalarType, double>>{{at::kBFloat16, 4e-2}, {at::kHalf, 1e-2}}) {
+       std::vector<std::pair<at::ScalarType, double>>{{at::kBFloat16, 8e-2}, {at::kHalf, 1e-2}}) {
     const Route route(dir(), {1}, dtype);
     auto stateless = route.session();
     const at::Tensor expected = route.step(input_ids_, stateless);

@@ -1,0 +1,257 @@
+#include "models/kernels/bf16_cpu.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#ifdef __x86_64__
+
+#include <immintrin.h>
+
+namespace meshnet {
+namespace {
+
+using c10::BFloat16;
+
+#define MESHNET_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+
+constexpr int64_t kLanes = 32;         // bfloat16 numbers of one register
+constexpr int64_t kFloats = 16;        // float32 numbers of one register
+constexpr int64_t kLeastWork = 16384;  // numbers that are worth a thread
+
+MESHNET_AVX512_BF16 inline __m512bh load(const BFloat16* from) {
+  return (__m512bh)_mm512_loadu_si512(from);
+}
+
+MESHNET_AVX512_BF16 inline __m512 widen(__m256i bits) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+}
+
+MESHNET_AVX512_BF16 inline __m512 load_floats(const BFloat16* from) {
+  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+
+MESHNET_AVX512_BF16 inline void store_floats(BFloat16* to, __m512 values) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(values));
+}
+
+/// What is left of float32 values that pass through bfloat16.
+MESHNET_AVX512_BF16 inline __m512 rounded(__m512 values) {
+  return widen((__m256i)_mm512_cvtneps_pbh(values));
+}
+
+MESHNET_AVX512_BF16 inline float dot(const BFloat16* a, const BFloat16* b, int64_t size) {
+  __m512 sums[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * kLanes <= size; i += 4 * kLanes) {
+    sums[0] = _mm512_dpbf16_ps(sums[0], load(a + i), load(b + i));
+    sums[1] = _mm512_dpbf16_ps(sums[1], load(a + i + kLanes), load(b + i + kLanes));
+    sums[2] = _mm512_dpbf16_ps(sums[2], load(a + i + 2 * kLanes), load(b + i + 2 * kLanes));
+    sums[3] = _mm512_dpbf16_ps(sums[3], load(a + i + 3 * kLanes), load(b + i + 3 * kLanes));
+  }
+  for (; i < size; i += kLanes) sums[0] = _mm512_dpbf16_ps(sums[0], load(a + i), load(b + i));
+  return _mm512_reduce_add_ps(
+      _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));
+}
+
+/// Rows [begin, end) of weight · x, one behind the other: the memory is read as it lies.
+MESHNET_AVX512_BF16 void multiply_rows(const BFloat16* weight,
+                                       const BFloat16* x,
+                                       const BFloat16* bias,
+                                       BFloat16* out,
+                                       int64_t begin,
+                                       int64_t end,
+                                       int64_t in_features) {
+  for (int64_t row = begin; row < end; ++row) {
+    const float sum = dot(weight + row * in_features, x, in_features);
+    out[row] = bias == nullptr ? sum : sum + static_cast<float>(bias[row]);
+  }
+}
+
+MESHNET_AVX512_BF16 void normalise_row(
+    const BFloat16* x, const BFloat16* weight, BFloat16* out, int64_t size, float eps) {
+  const float scale = 1.0F / std::sqrt(dot(x, x, size) / static_cast<float>(size) + eps);
+  for (int64_t i = 0; i < size; i += kFloats) {
+    const __m512 normalised = rounded(_mm512_mul_ps(load_floats(x + i), _mm512_set1_ps(scale)));
+    store_floats(out + i, _mm512_mul_ps(normalised, load_floats(weight + i)));
+  }
+}
+
+MESHNET_AVX512_BF16 inline __m512 turned(__m512 a, __m512 cos, __m512 b, __m512 sin) {
+  return _mm512_add_ps(rounded(_mm512_mul_ps(a, cos)), rounded(_mm512_mul_ps(b, sin)));
+}
+
+MESHNET_AVX512_BF16 void rotate_head(BFloat16* x,
+                                     const BFloat16* cos,
+                                     const BFloat16* sin,
+                                     int64_t head_dim) {
+  const int64_t half = head_dim / 2;
+  for (int64_t i = 0; i < half; i += kFloats) {
+    const __m512 low = load_floats(x + i);
+    const __m512 high = load_floats(x + i + half);
+    const __m512 minus_high = _mm512_sub_ps(_mm512_set1_ps(-0.0F), high);
+    store_floats(x + i, turned(low, load_floats(cos + i), minus_high, load_floats(sin + i)));
+    store_floats(x + i + half,
+                 turned(high, load_floats(cos + i + half), low, load_floats(sin + i + half)));
+  }
+}
+
+/// One query head over all keys and values. scores [length] is room to work in.
+MESHNET_AVX512_BF16 void attend_head(const BFloat16* query,
+                                     const BFloat16* key,
+                                     const BFloat16* value,
+                                     BFloat16* out,
+                                     float* scores,
+                                     int64_t length,
+                                     int64_t head_dim,
+                                     float scaling) {
+  float largest = -INFINITY;
+  for (int64_t i = 0; i < length; ++i) {
+    scores[i] = dot(query, key + i * head_dim, head_dim) * scaling;
+    largest = std::max(largest, scores[i]);
+  }
+  float sum = 0;
+  for (int64_t i = 0; i < length; ++i) {
+    scores[i] = std::exp(scores[i] - largest);
+    sum += scores[i];
+  }
+  const __m512 scale = _mm512_set1_ps(1.0F / sum);
+  for (int64_t first = 0; first < head_dim; first += kLanes) {
+    __m512 low = _mm512_setzero_ps();
+    __m512 high = _mm512_setzero_ps();
+    for (int64_t i = 0; i < length; ++i) {
+      const __m512 weight = _mm512_set1_ps(scores[i]);
+      const BFloat16* from = value + i * head_dim + first;
+      low = _mm512_fmadd_ps(weight, load_floats(from), low);
+      high = _mm512_fmadd_ps(weight, load_floats(from + kFloats), high);
+    }
+    store_floats(out + first, _mm512_mul_ps(low, scale));
+    store_floats(out + first + kFloats, _mm512_mul_ps(high, scale));
+  }
+}
+
+bool has_instructions() {
+  static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512vl") &&
+                          __builtin_cpu_supports("avx512bf16");
+  return has;
+}
+
+int64_t worth_a_thread(int64_t numbers_each) {
+  return std::max<int64_t>(1, kLeastWork / numbers_each);
+}
+
+}  // namespace
+
+bool takes_bf16_kernels(const at::Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 && x.device().is_cpu() && x.stride(-1) == 1 &&
+         x.size(-1) % kLanes == 0 && has_instructions();
+}
+
+at::Tensor linear_row(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const int64_t out_features = weight.size(0);
+  const int64_t in_features = weight.size(1);
+  at::Tensor out = at::empty({1, out_features}, x.options());
+  const auto* weight_data = weight.const_data_ptr<BFloat16>();
+  const auto* x_data = x.const_data_ptr<BFloat16>();
+  const auto* bias_data = bias.defined() ? bias.const_data_ptr<BFloat16>() : nullptr;
+  auto* out_data = out.mutable_data_ptr<BFloat16>();
+  at::parallel_for(0, out_features, worth_a_thread(in_features), [&](int64_t begin, int64_t end) {
+    multiply_rows(weight_data, x_data, bias_data, out_data, begin, end, in_features);
+  });
+  return out;
+}
+
+at::Tensor rms_norm_bf16(const at::Tensor& hidden_states, const at::Tensor& weight, double eps) {
+  const int64_t size = hidden_states.size(1);
+  at::Tensor out = at::empty(hidden_states.sizes(), hidden_states.options());
+  const auto* x = hidden_states.const_data_ptr<BFloat16>();
+  const auto* weight_data = weight.const_data_ptr<BFloat16>();
+  auto* out_data = out.mutable_data_ptr<BFloat16>();
+  at::parallel_for(0, hidden_states.size(0), worth_a_thread(size), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      normalise_row(
+          x + row * size, weight_data, out_data + row * size, size, static_cast<float>(eps));
+    }
+  });
+  return out;
+}
+
+void rotate_bf16_(const at::Tensor& states, const at::Tensor& cos, const at::Tensor& sin) {
+  const int64_t heads = states.size(1);
+  const int64_t head_dim = states.size(2);
+  auto* data = states.mutable_data_ptr<BFloat16>();
+  const auto* cos_data = cos.const_data_ptr<BFloat16>();
+  const auto* sin_data = sin.const_data_ptr<BFloat16>();
+  at::parallel_for(
+      0, states.size(0), worth_a_thread(heads * head_dim), [&](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; ++token) {
+          for (int64_t head = 0; head < heads; ++head) {
+            rotate_head(data + token * states.stride(0) + head * states.stride(1),
+                        cos_data + token * head_dim,
+                        sin_data + token * head_dim,
+                        head_dim);
+          }
+        }
+      });
+}
+
+at::Tensor attend_row(const at::Tensor& query,
+                      const at::Tensor& key,
+                      const at::Tensor& value,
+                      double scaling) {
+  const int64_t heads = query.size(1);
+  const int64_t head_dim = query.size(2);
+  const int64_t length = key.size(1);
+  const int64_t group = heads / key.size(0);
+  at::Tensor out = at::empty({1, heads * head_dim}, query.options());
+  const auto* query_data = query.const_data_ptr<BFloat16>();
+  const auto* key_data = key.const_data_ptr<BFloat16>();
+  const auto* value_data = value.const_data_ptr<BFloat16>();
+  auto* out_data = out.mutable_data_ptr<BFloat16>();
+  at::parallel_for(
+      0, heads, worth_a_thread(2 * length * head_dim), [&](int64_t begin, int64_t end) {
+        std::vector<float> scores(static_cast<std::size_t>(length));
+        for (int64_t head = begin; head < end; ++head) {
+          attend_head(query_data + head * query.stride(1),
+                      key_data + head / group * key.stride(0),
+                      value_data + head / group * value.stride(0),
+                      out_data + head * head_dim,
+                      scores.data(),
+                      length,
+                      head_dim,
+                      static_cast<float>(scaling));
+        }
+      });
+  return out;
+}
+
+}  // namespace meshnet
+
+#else  // other processors take the twins
+
+#include <stdexcept>
+
+namespace meshnet {
+
+bool takes_bf16_kernels(const at::Tensor&) { return false; }
+
+at::Tensor linear_row(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  throw std::logic_error("linear_row: not on this processor");
+}
+at::Tensor rms_norm_bf16(const at::Tensor&, const at::Tensor&, double) {
+  throw std::logic_error("rms_norm_bf16: not on this processor");
+}
+void rotate_bf16_(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  throw std::logic_error("rotate_bf16_: not on this processor");
+}
+at::Tensor attend_row(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) {
+  throw std::logic_error("attend_row: not on this processor");
+}
+
+}  // namespace meshnet
+
+#endif

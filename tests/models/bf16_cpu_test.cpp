@@ -1,0 +1,107 @@
+// The kernels for bfloat16 on a CPU against their twins, operation by operation.
+
+#include "models/kernels/bf16_cpu.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "models/ops.h"
+#include "models/rope.h"
+#include "support.h"
+
+namespace meshnet {
+namespace {
+
+constexpr double kOneRounding = 1.0 / 256;  // of bfloat16
+
+class Bf16Cpu : public testing::Test {
+ protected:
+  void SetUp() override {
+    at::manual_seed(0);
+    if (!takes_bf16_kernels(at::zeros({1, 32}, at::kBFloat16))) {
+      GTEST_SKIP() << "this processor has no AVX-512 BF16: it takes the twins";
+    }
+  }
+
+ private:
+  c10::InferenceMode no_gradients_;
+};
+
+TEST_F(Bf16Cpu, KnowsWhatItTakes) {
+  EXPECT_FALSE(takes_bf16_kernels(at::zeros({1, 32})));
+  EXPECT_FALSE(takes_bf16_kernels(at::zeros({1, 48}, at::kBFloat16)));
+  EXPECT_FALSE(takes_bf16_kernels(at::zeros({1, 64}, at::kBFloat16).slice(1, 0, 64, 2)));
+  EXPECT_TRUE(takes_bf16_kernels(at::zeros({3, 5, 64}, at::kBFloat16).narrow(1, 1, 2)));
+}
+
+TEST_F(Bf16Cpu, LinearOfOneRow) {
+  for (const auto& [out_features, in_features] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 32}, {7, 96}, {960, 576}, {2000, 1536}}) {
+    const at::Tensor x = at::randn({1, in_features}).to(at::kBFloat16);
+    const at::Tensor weight = at::randn({out_features, in_features}).to(at::kBFloat16);
+    const at::Tensor bias = at::randn({out_features}).to(at::kBFloat16);
+    for (const at::Tensor& each : {at::Tensor(), bias}) {
+      const at::Tensor expected = at::linear(x.to(at::kDouble),
+                                             weight.to(at::kDouble),
+                                             each.defined() ? each.to(at::kDouble) : at::Tensor());
+      const at::Tensor out = linear_row(x, weight, each);
+      ASSERT_EQ(out.sizes(), expected.sizes());
+      EXPECT_LT(relative_error(out, expected), kOneRounding) << out_features;
+    }
+  }
+}
+
+TEST_F(Bf16Cpu, LinearCarriesWhatIsNotFinite) {
+  at::Tensor x = at::ones({1, 64}, at::kBFloat16);
+  const at::Tensor weight = at::ones({4, 64}, at::kBFloat16);
+  x[0][3] = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_TRUE(linear_row(x, weight, {}).isnan().all().item<bool>());
+  x[0][3] = std::numeric_limits<float>::infinity();
+  EXPECT_TRUE(linear_row(x, weight, {}).isinf().all().item<bool>());
+}
+
+TEST_F(Bf16Cpu, RmsNorm) {
+  for (const int64_t rows : {1, 3, 200}) {
+    const at::Tensor x = (at::randn({rows, 576}) * 3).to(at::kBFloat16);
+    const at::Tensor weight = at::randn({576}).to(at::kBFloat16);
+    const at::Tensor twin = at::rms_norm(x, {576}, {}, 1e-5) * weight;
+    const at::Tensor out = rms_norm_bf16(x, weight, 1e-5);
+    // The mean of squares may differ in its last bit, and with it, rarely, a rounding.
+    EXPECT_LT(relative_error(out, twin), 2 * kOneRounding);
+    EXPECT_LT((out != twin).to(at::kFloat).mean().item<double>(), 1e-2);
+  }
+}
+
+TEST_F(Bf16Cpu, RotatesBitForBitAsTheTwin) {
+  const at::Tensor cos = at::randn({5, 64}).to(at::kBFloat16);
+  const at::Tensor sin = at::randn({5, 64}).to(at::kBFloat16);
+  at::Tensor states = at::randn({5, 9, 64}).to(at::kBFloat16);
+  states[1][2][3] = -0.0F;
+  states[2][3][40] = std::numeric_limits<float>::infinity();
+  const at::Tensor part = states.narrow(1, 2, 6);
+  const at::Tensor expected = apply_rotary_pos_emb(part, cos, sin);
+  const at::Tensor others = states.narrow(1, 0, 2).clone();
+  rotate_bf16_(part, cos, sin);
+  EXPECT_TRUE(at::equal(part.nan_to_num(), expected.nan_to_num()));
+  EXPECT_TRUE(at::equal(part.isnan(), expected.isnan()));
+  EXPECT_TRUE(at::equal(states.narrow(1, 0, 2), others));
+}
+
+TEST_F(Bf16Cpu, AttendsOverAnyLength) {
+  for (const int64_t length : {1, 2, 31, 700}) {
+    const at::Tensor query = at::randn({1, 6, 64}).to(at::kBFloat16);
+    // Views of a longer buffer, as a cache hands out.
+    const at::Tensor key = at::randn({2, 1024, 64}).to(at::kBFloat16).narrow(1, 0, length);
+    const at::Tensor value = at::randn({2, 1024, 64}).to(at::kBFloat16).narrow(1, 0, length);
+    const at::Tensor expected =
+        causal_attention(query.to(at::kDouble), key.to(at::kDouble), value.to(at::kDouble), 0.125);
+    EXPECT_LT(relative_error(attend_row(query, key, value, 0.125), expected), 2 * kOneRounding)
+        << length;
+  }
+}
+
+}  // namespace
+}  // namespace meshnet
