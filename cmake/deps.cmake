@@ -9,6 +9,7 @@ find_package(spdlog REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(prometheus-cpp REQUIRED COMPONENTS core)
 find_package(GTest REQUIRED)
+find_package(OpenMP REQUIRED COMPONENTS CXX)
 
 # --- LibTorch and CUDA -------------------------------------------------------------------------------------------------
 # By default both come from the Python environment that scripts/setup makes (.venv). A machine that has its own LibTorch

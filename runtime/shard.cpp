@@ -29,6 +29,7 @@ double milliseconds_between(Clock::time_point from, Clock::time_point to) {
 /// What one batch made, and how long it took.
 struct BatchRun {
   std::vector<StepResult> results;
+  Clock::time_point begun;
   double compute_ms = 0.0;
 };
 
@@ -109,7 +110,6 @@ Awaitable<void> Shard::pump() {
   while (!queue_.empty()) {
     const auto batch = take_batch();
     running_ = static_cast<int64_t>(batch.size());
-    const auto started = Clock::now();
     std::vector<StepInput> inputs;
     for (const auto& waiting : batch) inputs.push_back(std::move(waiting->input));
     auto work = [this, inputs = std::move(inputs)] {
@@ -120,13 +120,13 @@ Awaitable<void> Shard::pump() {
       } catch (...) {
         results.assign(inputs.size(), std::current_exception());
       }
-      return BatchRun{std::move(results), milliseconds_between(begun, Clock::now())};
+      return BatchRun{std::move(results), begun, milliseconds_between(begun, Clock::now())};
     };
     BatchRun run = co_await run_on(compute_.get_executor(), std::move(work));
     running_ = 0;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       batch[i]->result = std::move(run.results[i]);
-      batch[i]->queue_ms = milliseconds_between(batch[i]->enqueued, started);
+      batch[i]->queue_ms = milliseconds_between(batch[i]->enqueued, run.begun);
       batch[i]->compute_ms = run.compute_ms;
       batch[i]->done.cancel();
     }
