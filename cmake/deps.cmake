@@ -42,6 +42,16 @@ endif()
 list(APPEND CMAKE_PREFIX_PATH "${MESHNET_LIBTORCH}")
 find_package(Torch REQUIRED)
 
+# The profiler's headers need no GPU and no library; they come with the CUDA compiler.
+find_path(
+  MESHNET_NVTX_INCLUDE nvtx3/nvToolsExt.h
+  HINTS "${venv_cuda}/include" ${CUDAToolkit_INCLUDE_DIRS} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}
+  PATHS /usr/local/cuda/include
+  DOC "Folder of the nvtx3 headers")
+if(NOT MESHNET_NVTX_INCLUDE)
+  message(STATUS "No nvtx3 headers: built without ranges for profilers (-DMESHNET_NVTX_INCLUDE=DIR names their folder)")
+endif()
+
 # Torch, and the one precompiled header of all targets that use it: only stable, widely used headers.
 add_library(meshnet_torch INTERFACE)
 target_link_libraries(meshnet_torch INTERFACE torch)

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "models/log.h"
+#include "models/nvtx.h"
 #include "models/ops.h"
 #include "models/registry.h"
 #include "models/rope.h"
@@ -200,6 +201,7 @@ at::Tensor ModelSlice::forward(at::Tensor hidden_states,
       positions(sequences).to(inv_freq_.device()), inv_freq_, hidden_states.scalar_type());
   const Step step{std::move(sequences), std::move(cos), std::move(sin)};
   for (int64_t layer = start_layer; layer < layers_.last; ++layer) {
+    const ThreadRange range("layer", layer);
     hidden_states = block(layer).forward(hidden_states, step, layer);
   }
   for (const Sequence& sequence : step.sequences) {
