@@ -12,6 +12,8 @@
 #include <tuple>
 #include <utility>
 
+#include "net/refusal.h"
+
 namespace meshnet {
 namespace {
 
@@ -141,25 +143,44 @@ Awaitable<bool> Connection::wait_for_bytes() {
 Awaitable<bool> Connection::serve_request() {
   idle_ = false;
   Parser parser;
-  const error_code error = co_await read_request(parser);
+  error_code error = co_await read_header(parser);
+  std::exception_ptr refused;
+  // A Content-Length over the limit is found when the whole header is there. Who may not call at
+  // all is told that first.
+  if (!error || error == http::error::body_limit) refused = check_header(parser.get());
+  if (!error && !refused) error = co_await read_body(parser);
   clear_deadline();
-  if (!error) co_return co_await answer(parser.release());
-  if (const auto refused = refusal(error)) co_await refuse(parser.get(), *refused);
+  if (!error && !refused) co_return co_await answer(parser.release());
+  if (!refused) refused = refusal(error);
+  if (refused) co_await refuse(parser.get(), refused);
   co_return false;
 }
 
-Awaitable<error_code> Connection::read_request(Parser& parser) {
+Awaitable<error_code> Connection::read_header(Parser& parser) {
   const ServerLimits& limits = context_->limits;
   parser.header_limit(static_cast<std::uint32_t>(limits.max_header));
   parser.body_limit(limits.max_body);
   set_deadline(limits.read_timeout);
-  const auto [header_error, header_bytes] =
-      co_await http::async_read_header(socket_, buffer_, parser, kAsTuple);
-  if (header_error) co_return header_error;
+  const auto [error, bytes] = co_await http::async_read_header(socket_, buffer_, parser, kAsTuple);
+  co_return error;
+}
+
+/// Why a request is refused before its body is read; nothing when it is not.
+std::exception_ptr Connection::check_header(const HttpRequest& header) const {
+  try {
+    check_transfer_encoding(header);
+    if (context_->check_header) context_->check_header(header);
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+Awaitable<error_code> Connection::read_body(Parser& parser) {
   if (!parser.is_done() && expects_continue(parser.get())) co_await write_bytes(kContinue);
   parser.eager(true);
   while (!parser.is_done()) {
-    set_deadline(limits.read_timeout);
+    set_deadline(context_->limits.read_timeout);
     const auto [error, bytes] = co_await http::async_read_some(socket_, buffer_, parser, kAsTuple);
     if (error) co_return error;
   }
@@ -204,33 +225,14 @@ Awaitable<void> Connection::hang_up() {
   co_await never.async_wait(kAsTuple);
 }
 
-/// What to answer to a request that could not be read; nothing when nobody is there to read it.
-std::optional<HttpError> Connection::refusal(error_code error) const {
-  const ServerLimits& limits = context_->limits;
-  if (timed_out_) {
-    return HttpError(
-        408,
-        "request_timeout",
-        "the request did not arrive within " + std::to_string(limits.read_timeout.count()) + " s");
-  }
-  if (error == http::error::body_limit) {
-    return HttpError(
-        413,
-        "body_too_large",
-        "the body is larger than the limit of " + std::to_string(limits.max_body) + " bytes");
-  }
-  if (error == http::error::header_limit) {
-    return HttpError(
-        431,
-        "header_too_large",
-        "the header is larger than the limit of " + std::to_string(limits.max_header) + " bytes");
-  }
-  if (error.category() != error_code(http::error::end_of_stream).category()) return std::nullopt;
-  return HttpError(400, kInvalidRequest, "malformed HTTP request: " + error.message());
+/// Why a request that could not be read is refused; nothing when nobody is there to be told.
+std::exception_ptr Connection::refusal(error_code error) const {
+  const auto refused = unreadable(error, timed_out_, context_->limits);
+  return refused ? std::make_exception_ptr(*refused) : nullptr;
 }
 
-Awaitable<void> Connection::refuse(const HttpRequest& request, const HttpError& error) {
-  HttpResponse response = context_->format_error(request, std::make_exception_ptr(error));
+Awaitable<void> Connection::refuse(const HttpRequest& request, std::exception_ptr error) {
+  HttpResponse response = context_->format_error(request, error);
   response.keep_alive(false);
   response.prepare_payload();
   co_await write_message(response, request.method() == http::verb::head);

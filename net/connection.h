@@ -8,10 +8,8 @@
 #include <chrono>
 #include <exception>
 #include <memory>
-#include <optional>
 
 #include "net/asio.h"
-#include "net/http_error.h"
 #include "net/http_server.h"
 
 namespace meshnet {
@@ -21,7 +19,8 @@ struct ServerContext {
   ServerLimits limits;
   Handler handler;
   ErrorFormatter format_error;
-  bool stopping = false;  ///< every answer from now on ends its connection
+  HeaderCheck check_header;  ///< may be empty
+  bool stopping = false;     ///< every answer from now on ends its connection
 };
 
 class Connection : public std::enable_shared_from_this<Connection> {
@@ -47,11 +46,13 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   Awaitable<bool> wait_for_bytes();
   Awaitable<bool> serve_request();
-  Awaitable<boost::system::error_code> read_request(Parser& parser);
+  Awaitable<boost::system::error_code> read_header(Parser& parser);
+  std::exception_ptr check_header(const HttpRequest& header) const;
+  Awaitable<boost::system::error_code> read_body(Parser& parser);
   Awaitable<bool> answer(HttpRequest request);
   Awaitable<void> hang_up();
-  std::optional<HttpError> refusal(boost::system::error_code error) const;
-  Awaitable<void> refuse(const HttpRequest& request, const HttpError& error);
+  std::exception_ptr refusal(boost::system::error_code error) const;
+  Awaitable<void> refuse(const HttpRequest& request, std::exception_ptr error);
   Awaitable<void> linger();
 
   void set_deadline(std::chrono::steady_clock::duration limit);

@@ -175,8 +175,9 @@ bool closed_by_peer(error_code error) {
                     "http://" + authority(url) + ": no answer within " + in_words(timeout));
   }
   if (error == http::error::body_limit) {
-    throw unreachable(
-        url, "its answer is larger than the limit of " + std::to_string(max_body) + " bytes");
+    throw unreachable(url,
+                      "its answer is larger than the limit of " + std::to_string(max_body) +
+                          " bytes (limits.max_body)");
   }
   if (closed_by_peer(error) || error == http::error::partial_message) {
     throw unreachable(url, "it closed the connection before its answer was complete");

@@ -1,15 +1,20 @@
 #include "net/http_server.h"
 
+#include <sys/resource.h>
+
+#include <array>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/detached.hpp>
 #include <boost/asio/ip/v6_only.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/beast/http/write.hpp>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
 
 #include "net/connection.h"
+#include "net/refusal.h"
 
 namespace meshnet {
 namespace {
@@ -40,7 +45,28 @@ tcp::acceptor bind(const asio::any_io_executor& executor, const tcp::endpoint& l
   return acceptor;
 }
 
+/// Answers a connection beyond the limit and closes it, without waiting for anything.
+void turn_away(const ServerContext& context, tcp::socket socket) {
+  auto refused = std::make_exception_ptr(too_many_connections(context.limits));
+  HttpResponse response = context.format_error(HttpRequest(), std::move(refused));
+  response.keep_alive(false);
+  response.prepare_payload();
+  error_code error;
+  socket.non_blocking(true, error);
+  http::write(socket, response, error);
+  socket.shutdown(tcp::socket::shutdown_send, error);
+  // What has already come: left unread, it would turn the close into a reset.
+  std::array<char, 16 << 10> dropped;
+  socket.read_some(asio::buffer(dropped), error);
+}
+
 }  // namespace
+
+std::size_t default_max_connections() {
+  rlimit files{RLIM_INFINITY, RLIM_INFINITY};
+  ::getrlimit(RLIMIT_NOFILE, &files);
+  return files.rlim_cur / 4 * 3;
+}
 
 struct HttpServer::State {
   State(const asio::any_io_executor& executor,
@@ -103,6 +129,10 @@ Awaitable<void> HttpServer::State::accept(std::shared_ptr<State> state) {
       co_await pause.async_wait(kAsTuple);
       continue;
     }
+    if (state->connections.size() >= state->context->limits.max_connections) {
+      turn_away(*state->context, std::move(socket));
+      continue;
+    }
     socket.set_option(tcp::no_delay(true), error);
     asio::co_spawn(executor, serve(state, std::move(socket)), asio::detached);
   }
@@ -112,11 +142,13 @@ HttpServer::HttpServer(asio::any_io_executor executor,
                        const tcp::endpoint& listen,
                        ServerLimits limits,
                        Handler handler,
-                       ErrorFormatter format_error) {
+                       ErrorFormatter format_error,
+                       HeaderCheck check_header) {
   auto context = std::make_shared<ServerContext>();
   context->limits = limits;
   context->handler = std::move(handler);
   context->format_error = std::move(format_error);
+  context->check_header = std::move(check_header);
   state_ = std::make_shared<State>(executor, listen, std::move(context));
   asio::co_spawn(executor, State::accept(state_), asio::detached);
 }

@@ -11,9 +11,15 @@
 
 namespace meshnet {
 
+/// Three quarters of the files that this process may have open: the others are for hops and
+/// weights.
+std::size_t default_max_connections();
+
 struct ServerLimits {
-  std::size_t max_body = 64 << 20;        ///< bytes; a larger body is answered 413
-  std::size_t max_header = 16 << 10;      ///< bytes; larger is answered 431
+  std::size_t max_body = 64 << 20;    ///< bytes; a larger body is answered 413
+  std::size_t max_header = 16 << 10;  ///< bytes; larger is answered 431
+  std::size_t max_connections =
+      default_max_connections();          ///< one more is answered 503 and closed at once
   std::chrono::seconds idle_timeout{75};  ///< between requests of one connection
   std::chrono::seconds read_timeout{
       30};  ///< to receive one request; for the body, renewed with every part received
@@ -40,8 +46,12 @@ class Exchange {
 
 using Handler = std::function<Awaitable<void>(Exchange&)>;
 
-/// Turns what a handler threw, or what the server itself refuses (400, 408, 413, 431), into the
-/// answer.
+/// Looks at a request whose header has been read and whose body has not; throws HttpError to refuse
+/// it. For what must be known before a client may send much: whether it may call this endpoint.
+using HeaderCheck = std::function<void(const HttpRequest& header)>;
+
+/// Turns what a handler or a header check threw, or what the server itself refuses (400, 408, 413,
+/// 431, 501, 503), into the answer. The request is empty where none was read.
 using ErrorFormatter =
     std::function<HttpResponse(const HttpRequest& request, std::exception_ptr error)>;
 
@@ -55,7 +65,8 @@ class HttpServer {
              const tcp::endpoint& listen,
              ServerLimits limits,
              Handler handler,
-             ErrorFormatter format_error);
+             ErrorFormatter format_error,
+             HeaderCheck check_header = nullptr);
   ~HttpServer();
 
   tcp::endpoint local_endpoint() const;  ///< the real port when 0 was asked for

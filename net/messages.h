@@ -52,7 +52,7 @@ struct ForwardRequest {
   int64_t past_len = 0;   ///< tokens the node must already hold
   int64_t hop_index = 0;  ///< receiver's position in the route; for logs and errors only
   std::optional<int64_t> start_layer;  ///< first absolute layer to run; absent = the shard's first
-  int64_t protocol = 0;                ///< 0 = a sender that knows only the five fixed headers
+  int64_t protocol = 0;  ///< as parsed: of the sender, 0 = it knows only the five fixed headers
   std::vector<std::string>
       route;  ///< names of the receiver and the nodes after it; empty = do not chain
   int64_t epoch = 1;
@@ -74,9 +74,9 @@ struct TokenReply {
 /// One answer to POST /forward with status 200.
 struct ForwardReply {
   std::variant<HiddenStates, TokenReply> result;
-  int64_t protocol =
-      0;  ///< of the answering node; a tensor of protocol 1 is the result of its whole route
   std::string server_timing;  ///< Server-Timing of that hop and those after it
+  int64_t protocol = 0;  ///< as parsed: of the answering node; a tensor of protocol 1 is the result
+                         ///< of its whole route
 };
 
 }  // namespace meshnet

@@ -3,82 +3,19 @@
 #include <string_view>
 #include <utility>
 
+#include "net/json_fields.h"
 #include "net/json_input.h"
 #include "net/openai.h"
 
 namespace meshnet {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using namespace json_fields;
 
 /// A template takes time for every message; no conversation has more.
 constexpr std::size_t kMaxMessages = 10'000;
 
 constexpr std::size_t kMaxStops = 16;
-
-[[noreturn]] void refuse(const std::string& param, const std::string& message) {
-  HttpError error(400, kInvalidRequest, param.empty() ? message : param + ": " + message);
-  error.param = param;
-  throw error;
-}
-
-/// A value as an error message shows it.
-std::string in_words(const Json& value) {
-  if (value.is_array()) return "a list";
-  if (value.is_object()) return "an object";
-  constexpr std::size_t kMaxQuoted = 60;
-  const std::string text = dump_json(value);
-  return text.size() <= kMaxQuoted ? text : text.substr(0, kMaxQuoted) + "...";
-}
-
-[[noreturn]] void refuse(const std::string& param, const std::string& expected, const Json& got) {
-  refuse(param, "expected " + expected + ", got " + in_words(got));
-}
-
-/// The value of a key, or nullptr. null says the same as no key at all.
-const Json* find(const Json& object, const char* key) {
-  const auto found = object.find(key);
-  return found == object.end() || found->is_null() ? nullptr : &*found;
-}
-
-std::optional<double> find_number(const Json& object, const char* key, double min, double max) {
-  const Json* value = find(object, key);
-  if (!value) return std::nullopt;
-  if (!value->is_number() || *value < min || *value > max) {
-    refuse(key, "a number from " + in_words(min) + " to " + in_words(max), *value);
-  }
-  return value->get<double>();
-}
-
-/// nlohmann reads every number of 0 or more as unsigned, and compares it with signed ones after a
-/// cast to them.
-bool is_int64(const Json& value) {
-  if (value.is_number_unsigned()) return value.get<uint64_t>() <= INT64_MAX;
-  return value.is_number_integer();
-}
-
-std::optional<int64_t> find_integer(const Json& object, const char* key, int64_t min) {
-  const Json* value = find(object, key);
-  if (!value) return std::nullopt;
-  if (!is_int64(*value) || *value < min) {
-    refuse(key, "an integer of " + std::to_string(min) + " or more", *value);
-  }
-  return value->get<int64_t>();
-}
-
-bool find_flag(const Json& object, const char* key) {
-  const Json* value = find(object, key);
-  if (!value) return false;
-  if (!value->is_boolean()) refuse(key, "true or false", *value);
-  return value->get<bool>();
-}
-
-/// An object, or nullptr.
-const Json* find_object(const Json& object, const char* key) {
-  const Json* value = find(object, key);
-  if (value && !value->is_object()) refuse(key, "an object", *value);
-  return value;
-}
 
 /// Fields of the OpenAI API (and of vLLM) that would change the answer and that nothing here does
 /// yet: anything but the value that asks for nothing is refused, since to ignore it would answer

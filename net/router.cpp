@@ -9,16 +9,6 @@ namespace {
 
 constexpr std::string_view kIdSegment = "/{id}";
 
-/// The path of "/path?query", or of the absolute form "http://host/path" that proxies send.
-std::string_view path_of(std::string_view target) {
-  constexpr std::string_view kScheme = "http://";
-  if (target.starts_with(kScheme)) {
-    const auto slash = target.find('/', kScheme.size());
-    target = slash == std::string_view::npos ? "/" : target.substr(slash);
-  }
-  return target.substr(0, target.find('?'));
-}
-
 bool matches(std::string_view pattern, std::string_view path) {
   if (!pattern.ends_with(kIdSegment)) return pattern == path;
   const std::string_view folder = pattern.substr(0, pattern.size() - kIdSegment.size() + 1);
@@ -27,6 +17,15 @@ bool matches(std::string_view pattern, std::string_view path) {
 }
 
 }  // namespace
+
+std::string_view path_of(std::string_view target) {
+  constexpr std::string_view kScheme = "http://";
+  if (target.starts_with(kScheme)) {
+    const auto slash = target.find('/', kScheme.size());
+    target = slash == std::string_view::npos ? "/" : target.substr(slash);
+  }
+  return target.substr(0, target.find('?'));
+}
 
 void Router::add(http::verb method, std::string path, Handler handler) {
   routes_.push_back({method, std::move(path), std::move(handler)});

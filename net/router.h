@@ -8,6 +8,9 @@
 
 namespace meshnet {
 
+/// The path of "/path?query", or of the absolute form "http://host/path" that proxies send.
+std::string_view path_of(std::string_view target);
+
 /// (method, path) → handler. A path may end in "/{id}", which stands for one segment.
 /// Query strings are ignored.
 class Router {

@@ -8,6 +8,9 @@
 
 namespace meshnet {
 
+/// The protocol of this node: what format_forward and format_forward_reply write.
+inline constexpr int64_t kOwnProtocol = 1;
+
 /// What the receiving node knows and a sender may leave out.
 struct WireDefaults {
   Dtype dtype = Dtype::kBFloat16;

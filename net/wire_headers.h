@@ -28,8 +28,6 @@ inline constexpr std::string_view kServerTiming = "Server-Timing";
 inline constexpr std::string_view kTensorType = "application/octet-stream";
 inline constexpr std::string_view kJsonType = "application/json";
 
-/// The protocol that this file speaks.
-inline constexpr int64_t kOwnProtocol = 1;
 /// Lengths of ids, fingerprints and names.
 inline constexpr std::size_t kMaxText = 128;
 inline constexpr std::size_t kMaxHops = 64;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "models/config.h"
+#include "net/messages.h"
 #include "runtime/chat_template.h"
 #include "runtime/engine.h"
 #include "runtime/generation_config.h"
@@ -62,6 +63,81 @@ void check_memory(Report& report, const NodeSettings& node, int64_t weight_bytes
   }
 }
 
+void check_state(Report& report,
+                 const NodeSettings& node,
+                 const EngineOptions& options,
+                 const ModelConfig& config,
+                 int64_t weight_bytes) {
+  const int64_t tokens = node.max_context.value_or(config.max_position_embeddings);
+  const CachePlan plan = plan_cache(options, config, weight_bytes, tokens);
+  if (!plan.disabled_reason.empty()) {
+    report.note(fmt::format("{}: no session state, since {}: every token costs a whole prefill",
+                            node.name,
+                            plan.disabled_reason));
+    return;
+  }
+  const int64_t fit =
+      std::min(plan.max_bytes / std::max<int64_t>(1, plan.session_bytes), node.cache.max_sessions);
+  const std::string line = fmt::format(
+      "{}: session state takes {} bytes a token, {:.1f} MiB for {} tokens; the budget "
+      "of {:.0f} MiB holds {} of {} sessions of that length",
+      node.name,
+      plan.bytes_per_token,
+      mebibytes(plan.session_bytes),
+      tokens,
+      mebibytes(plan.max_bytes),
+      fit,
+      node.cache.max_sessions);
+  if (fit == 0) {
+    report.note(line + ": longer ones end with session_exceeds_budget");
+  } else {
+    report.good(line);
+  }
+}
+
+/// Whether the hidden states that arrive here fit into one body: chunks must, whole prompts need
+/// not where all nodes take chunks.
+void check_bodies(Report& report,
+                  const Topology& topology,
+                  const NodeSettings& node,
+                  const ModelConfig& config) {
+  constexpr int64_t kMetaBytes = 1 << 10;  // sampling parameters stand before the tensor
+  int64_t context = 0;
+  int64_t chunk = 0;
+  std::size_t element = 0;
+  for (const auto& sender : topology.nodes) {
+    if (sender.layers.last >= node.layers.last) continue;  // a route goes up
+    element = std::max(element, size_of(sender.dtype.value_or(checkpoint_dtype(config))));
+    if (sender.layers.first != 0) continue;
+    const int64_t longest = sender.max_context.value_or(config.max_position_embeddings);
+    context = std::max(context, longest);
+    chunk = std::max(chunk, std::min(longest, sender.limits.prefill_chunk));
+  }
+  if (chunk == 0) return;
+  const int64_t bytes_per_token = config.hidden_size * static_cast<int64_t>(element);
+  const int64_t max_body = node.limits.max_body;
+  const int64_t fit = std::max<int64_t>(0, max_body - kMetaBytes) / bytes_per_token;
+  if (fit < chunk) {
+    report.bad(
+        fmt::format("{}: limits.max_body: expected at least {} bytes, for prefill_chunk, {} tokens "
+                    "of {} bytes each, got {}",
+                    node.name,
+                    chunk * bytes_per_token + kMetaBytes,
+                    chunk,
+                    bytes_per_token,
+                    max_body));
+  } else if (fit < context) {
+    report.note(
+        fmt::format("{}: limits.max_body, {} bytes, holds {} of max_context's {} tokens: longer "
+                    "prompts arrive only in chunks, so not where a node of the route keeps no "
+                    "state or speaks protocol 0",
+                    node.name,
+                    max_body,
+                    fit,
+                    context));
+  }
+}
+
 void check_texts(Report& report, const NodeSettings& node, const ModelConfig& config) {
   const Tokenizer tokenizer(node.model);
   const auto generation = read_generation_config(node.model, config, tokenizer);
@@ -73,7 +149,10 @@ void check_texts(Report& report, const NodeSettings& node, const ModelConfig& co
     report.note(node.name + ": no chat template: only /v1/completions will work");
 }
 
-void check_node(Report& report, const NodeSettings& node, const ModelConfig& config) {
+void check_node(Report& report,
+                const Topology& topology,
+                const NodeSettings& node,
+                const ModelConfig& config) {
   report.run(node.name, [&] {
     const EngineOptions options{
         node.model, node.layers, node.dtype, node.device, node.threads, node.cache};
@@ -83,7 +162,9 @@ void check_node(Report& report, const NodeSettings& node, const ModelConfig& con
                             node.model.string(),
                             to_string(node.layers)));
     check_memory(report, node, bytes);
+    check_state(report, node, options, config, bytes);
   });
+  check_bodies(report, topology, node, config);
   const bool is_last = node.layers.last == config.num_hidden_layers;
   if (node.layers.first == 0 || is_last)
     report.run(node.name, [&] { check_texts(report, node, config); });
@@ -127,7 +208,7 @@ CheckReport check_topology(const Topology& topology, const std::string& only_nod
                               config.num_hidden_layers));
       if (!std::exchange(route_checked, true))
         check_route(report, topology, config.num_hidden_layers);
-      if (node.layers.last <= config.num_hidden_layers) check_node(report, node, config);
+      if (node.layers.last <= config.num_hidden_layers) check_node(report, topology, node, config);
     });
   }
   return report.take();

@@ -13,8 +13,8 @@ struct CheckReport {
 };
 
 /// Checks layers and route of the topology, then for each node (or the one named): model directory,
-/// architecture, the tensors of its layers, tokenizer and chat template, device, and memory. Loads
-/// no weights and opens no port.
+/// architecture, the tensors of its layers, memory of the device, what session state costs, limits
+/// of bodies, tokenizer and chat template. Loads no weights and opens no port.
 CheckReport check_topology(const Topology& topology, const std::string& only_node);
 
 }  // namespace meshnet

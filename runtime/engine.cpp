@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <fstream>
 #include <new>
 #include <stdexcept>
@@ -109,10 +110,18 @@ std::optional<SessionStore::Lease> lease(SessionStore* store,
   }
 }
 
-/// Bytes that cache.max_bytes: auto stands for: 80 % of a GPU's memory that the weights left, a
-/// quarter of the machine's.
-int64_t state_budget(const std::string& device) {
-  return device == "cpu" ? meminfo_bytes("MemTotal:") / 4 : free_memory(device) / 5 * 4;
+/// Bytes that cache.max_bytes: auto stands for: 80 % of a GPU's memory that the weights left (or
+/// will have left), a quarter of the machine's.
+int64_t state_budget(const std::string& device, int64_t weights_to_come = 0) {
+  if (device == "cpu") return meminfo_bytes("MemTotal:") / 4;
+  return std::max<int64_t>(0, free_memory(device) - weights_to_come) / 5 * 4;
+}
+
+/// Why a node keeps no session state, a clause for people; empty when it does.
+std::string why_no_cache(const EngineOptions& options, const ModelConfig& config) {
+  if (!options.cache.enabled) return "the configuration says cache.enabled: false";
+  if (Recipe::is_certified(config.model_type)) return {};
+  return c10::str("cached decode is not certified for ", config.model_type);
 }
 
 }  // namespace
@@ -137,17 +146,13 @@ Engine::Engine(const EngineOptions& options, const ModelConfig& config)
         options.model_dir, config, options.layers, to_scalar_type(dtype_), device);
   });
 
-  if (!options.cache.enabled) {
-    caching_disabled_ = "the configuration says cache.enabled: false";
-  } else if (!Recipe::is_certified(config.model_type)) {
-    caching_disabled_ = c10::str("cached decode is not certified for ", config.model_type);
-  } else {
-    const SessionLimits limits{options.cache.ttl,
-                               options.cache.max_sessions,
-                               options.cache.max_bytes.value_or(state_budget(device_))};
-    store_ = std::make_unique<SessionStore>(
-        Recipe(recipe_fields(config, options.layers, to_scalar_type(dtype_))), limits, device);
-  }
+  caching_disabled_ = why_no_cache(options, config);
+  if (!caching_disabled_.empty()) return;
+  const SessionLimits limits{options.cache.ttl,
+                             options.cache.max_sessions,
+                             options.cache.max_bytes.value_or(state_budget(device_))};
+  store_ = std::make_unique<SessionStore>(
+      Recipe(recipe_fields(config, options.layers, to_scalar_type(dtype_))), limits, device);
 }
 
 Engine::~Engine() = default;
@@ -220,6 +225,22 @@ int64_t free_memory(const std::string& device) {
   if (where.is_cuda())
     return static_cast<int64_t>(at::accelerator::getMemoryInfo(where.index()).first);
   return meminfo_bytes("MemAvailable:");
+}
+
+CachePlan plan_cache(const EngineOptions& options,
+                     const ModelConfig& config,
+                     int64_t weight_bytes,
+                     int64_t session_tokens) {
+  CachePlan plan;
+  plan.disabled_reason = why_no_cache(options, config);
+  if (!plan.disabled_reason.empty()) return plan;
+  const Dtype dtype = options.dtype.value_or(checkpoint_dtype(config));
+  const Recipe recipe(recipe_fields(config, options.layers, to_scalar_type(dtype)));
+  plan.bytes_per_token = recipe.bytes_per_token(options.layers.first);
+  plan.session_bytes = recipe.nbytes(options.layers.first, session_tokens);
+  plan.max_bytes = options.cache.max_bytes.value_or(
+      state_budget(resolve_device_name(options.device), weight_bytes));
+  return plan;
 }
 
 int64_t check_slice(const EngineOptions& options, const ModelConfig& config) {

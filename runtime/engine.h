@@ -122,6 +122,18 @@ std::string resolve_device_name(const std::string& device);
 /// Bytes free on "cpu" (the kernel's MemAvailable) or "cuda:N".
 int64_t free_memory(const std::string& device);
 
+/// What session state costs on a node whose weights are not loaded yet.
+struct CachePlan {
+  std::string disabled_reason;  ///< a clause for people; empty when enabled
+  int64_t bytes_per_token = 0;
+  int64_t session_bytes = 0;  ///< of one session of the length asked for
+  int64_t max_bytes = 0;      ///< of all sessions
+};
+CachePlan plan_cache(const EngineOptions& options,
+                     const ModelConfig& config,
+                     int64_t weight_bytes,
+                     int64_t session_tokens);
+
 /// Checks a slice against the model directory without loading it: every tensor that the slice needs
 /// is there with the right shape, and nothing of its layers is left over. Returns the bytes its
 /// weights will take. Throws std::runtime_error.

@@ -6,6 +6,7 @@
 #include <boost/asio/this_coro.hpp>
 #include <utility>
 
+#include "models/nvtx.h"
 #include "runtime/stop_matcher.h"
 
 namespace meshnet {
@@ -105,12 +106,12 @@ class Place {
 
 }  // namespace
 
-Generator::Generator(asio::any_io_executor executor,
+Generator::Generator(const asio::any_io_executor& executor,
                      RouteContext context,
                      const GenerationConfig& generation_config)
     : context_(std::move(context)),
       generation_config_(generation_config),
-      running_(std::move(executor), static_cast<std::size_t>(context_.self.cache.max_sessions)) {}
+      running_(executor, static_cast<std::size_t>(context_.self.cache.max_sessions)) {}
 
 Awaitable<GenerationEnd> Generator::run(GenerationInput input, OnDelta on_delta) {
   if (waiting_ >= context_.self.limits.max_queue) {
@@ -120,6 +121,7 @@ Awaitable<GenerationEnd> Generator::run(GenerationInput input, OnDelta on_delta)
   }
   {
     const Counted in_line(waiting_);
+    const AsyncRange range({.kind = "admission", .subject = input.trace});
     co_await running_.async_send(boost::system::error_code{}, asio::use_awaitable);
   }
   const Place place(running_);

@@ -40,7 +40,7 @@ using OnDelta = std::function<Awaitable<void>(GenerationDelta)>;
 /// The head's loop: one token a step from the route, text out.
 class Generator {
  public:
-  Generator(asio::any_io_executor executor,
+  Generator(const asio::any_io_executor& executor,
             RouteContext context,
             const GenerationConfig& generation_config);
 

@@ -18,7 +18,7 @@ namespace {
 /// The endpoint's name in metrics: paths without ids and query, and nothing that a client can
 /// invent.
 std::string endpoint_of(const HttpRequest& request) {
-  std::string path(request.target().substr(0, request.target().find('?')));
+  const std::string path(path_of(request.target()));
   if (path.starts_with("/sessions/")) return "/sessions";
   for (const auto* known : {"/forward",
                             "/v1/chat/completions",
@@ -30,6 +30,11 @@ std::string endpoint_of(const HttpRequest& request) {
     if (path == known) return path;
   }
   return "other";
+}
+
+/// The endpoints that only nodes of the cluster may call.
+bool is_for_the_cluster(std::string_view path) {
+  return path == "/forward" || path == "/status" || path.starts_with("/sessions/");
 }
 
 /// "Bearer TOKEN", the scheme in any case, the token compared in constant time.
@@ -73,6 +78,18 @@ Handler make_handler(Node& node) {
   };
 }
 
+HeaderCheck make_header_check(const Node& node) {
+  return [&node](const HttpRequest& header) {
+    if (node.cluster_token.empty() || !is_for_the_cluster(path_of(header.target()))) return;
+    const auto given = header[http::field::authorization];
+    if (carries_token(given, node.cluster_token)) return;
+    throw HttpError(
+        401,
+        "unauthorized",
+        given.empty() ? "this endpoint needs the cluster's bearer token" : "wrong cluster token");
+  };
+}
+
 HttpError to_api_error(const Node& node, std::exception_ptr thrown) {
   HttpError error = to_http_error(thrown);
   const bool by_another_node = !error.node.empty();
@@ -90,10 +107,11 @@ HttpError to_api_error(const Node& node, std::exception_ptr thrown) {
 
 ErrorFormatter make_error_formatter(Node& node) {
   return [&node](const HttpRequest& request, std::exception_ptr thrown) {
-    const bool api = request.target().starts_with("/v1/");
+    const bool api = path_of(request.target()).starts_with("/v1/");
     HttpError error = api ? to_api_error(node, thrown) : to_http_error(thrown);
     if (!api) add_place(node, error);
-    if (error.status >= 500) {
+    // Connections beyond the limit come without a request, and could fill the log.
+    if (error.status >= 500 && !request.target().empty()) {
       spdlog::warn("{} {}: {} {}",
                    std::string(request.method_string()),
                    std::string(request.target()),
@@ -119,19 +137,6 @@ Awaitable<void> send_json(Node& node, Exchange& exchange, http::status status, s
   response.set(http::field::content_type, "application/json");
   response.body() = std::move(body);
   co_await exchange.send(std::move(response));
-}
-
-Handler require_cluster_token(Node& node, Handler handler) {
-  return [&node, handler = std::move(handler)](Exchange& exchange) -> Awaitable<void> {
-    const auto given = exchange.request[http::field::authorization];
-    if (!node.cluster_token.empty() && !carries_token(given, node.cluster_token)) {
-      throw HttpError(
-          401,
-          "unauthorized",
-          given.empty() ? "this endpoint needs the cluster's bearer token" : "wrong cluster token");
-    }
-    co_await handler(exchange);
-  };
 }
 
 }  // namespace meshnet

@@ -16,6 +16,10 @@ struct Node;
 /// (handlers_api.cpp), /health, /metrics and /status (handlers_status.cpp).
 Handler make_handler(Node& node);
 
+/// Refuses with 401, before their bodies are read, requests to /forward, /sessions/{id} and /status
+/// without the cluster's bearer token. Nothing else knows which endpoints are the cluster's.
+HeaderCheck make_header_check(const Node& node);
+
 /// The one place where what was thrown becomes a status: OpenAI's error shape under /v1/, the
 /// nodes' own elsewhere.
 ErrorFormatter make_error_formatter(Node& node);
@@ -30,8 +34,5 @@ void add_status_routes(Router& router, Node& node);
 
 /// Answers with JSON text and counts the request.
 Awaitable<void> send_json(Node& node, Exchange& exchange, http::status status, std::string body);
-/// Wraps a handler that only nodes of the cluster may call; throws HttpError 401 without the right
-/// bearer token.
-Handler require_cluster_token(Node& node, Handler handler);
 
 }  // namespace meshnet

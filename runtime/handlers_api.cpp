@@ -9,6 +9,7 @@
 #include <boost/uuid/random_generator.hpp>
 #include <boost/uuid/uuid_io.hpp>
 
+#include "models/nvtx.h"
 #include "net/http_error.h"
 #include "net/openai.h"
 #include "net/run_on.h"
@@ -32,6 +33,11 @@ AnswerHead make_head(const Node& node, bool chat) {
           node.self.served_name,
           seconds_since_epoch(std::chrono::system_clock::now()),
           chat};
+}
+
+/// The endpoint's name in metrics.
+const char* endpoint_of(const AnswerHead& head) {
+  return head.chat ? "/v1/chat/completions" : "/v1/completions";
 }
 
 void check_model(const Node& node, const std::string& model) {
@@ -129,7 +135,7 @@ Awaitable<void> answer_whole(Node& node,
   const GenerationEnd end = co_await node.generator->run(std::move(input), std::move(collect));
   choice.finish_reason = end.finish_reason;
 
-  node.metrics.count_request(head.chat ? "/v1/chat/completions" : "/v1/completions", 200);
+  node.metrics.count_request(endpoint_of(head), 200);
   HttpResponse response{http::status::ok, 11};
   response.set(http::field::content_type, "application/json");
   response.set("Server-Timing", server_timing);
@@ -146,53 +152,79 @@ HttpResponse stream_head(const std::string& server_timing) {
   return head;
 }
 
+/// The chunks of one answer. The first opens the stream.
+class ChunkWriter {
+ public:
+  ChunkWriter(Exchange& exchange,
+              const GenerationRequest& request,
+              const AnswerHead& head,
+              std::vector<int64_t> prompt_ids)
+      : exchange_(exchange), request_(request), head_(head), prompt_ids_(std::move(prompt_ids)) {}
+
+  Awaitable<void> write_delta(GenerationDelta delta) {
+    if (!exchange_.streaming()) {
+      HttpResponse start = stream_head(delta.server_timing);
+      co_await exchange_.begin_stream(std::move(start));
+    }
+    std::string unfinished;
+    co_await write_part(std::move(delta), std::move(unfinished));
+  }
+
+  Awaitable<void> write_end(GenerationEnd end) {
+    GenerationDelta nothing;
+    co_await write_part(std::move(nothing), std::move(end.finish_reason));
+    if (request_.include_usage) {
+      const Usage usage{static_cast<int64_t>(prompt_ids_.size()), end.completion_tokens};
+      co_await exchange_.write(sse_event(format_usage_chunk(head_, usage)));
+    }
+    co_await exchange_.write(kSseDone);
+  }
+
+ private:
+  Awaitable<void> write_part(GenerationDelta delta, std::string finish_reason) {
+    ChoicePart part{std::move(delta.text), std::move(finish_reason), {}, {}};
+    if (request_.return_token_ids) {
+      if (first_) part.prompt_token_ids = prompt_ids_;
+      part.token_ids = std::move(delta.token_ids);
+    }
+    co_await exchange_.write(sse_event(format_chunk(head_, part, std::exchange(first_, false))));
+  }
+
+  Exchange& exchange_;
+  const GenerationRequest& request_;
+  const AnswerHead& head_;
+  std::vector<int64_t> prompt_ids_;
+  bool first_ = true;
+};
+
 /// The answer as server-sent events. The status goes out with the first text, so that a failing
-/// prefill can still answer with a real one; a later failure is one error event, without "[DONE]".
+/// prefill can still answer with a real one; a later failure is one error event, without "[DONE]",
+/// and counted under the status that it would have had.
 Awaitable<void> answer_stream(Node& node,
                               Exchange& exchange,
                               const GenerationRequest& request,
                               GenerationInput input,
                               AnswerHead head) {
-  const auto prompt_ids = input.prompt_ids;
-  bool first = true;
-  const auto send_part = [&](GenerationDelta delta, std::string finish_reason) -> Awaitable<void> {
-    ChoicePart part{std::move(delta.text), std::move(finish_reason), {}, {}};
-    if (request.return_token_ids) {
-      if (first) part.prompt_token_ids = prompt_ids;
-      part.token_ids = std::move(delta.token_ids);
-    }
-    co_await exchange.write(sse_event(format_chunk(head, part, std::exchange(first, false))));
+  ChunkWriter chunks(exchange, request, head, input.prompt_ids);
+  OnDelta on_delta = [&chunks](GenerationDelta delta) {
+    return chunks.write_delta(std::move(delta));
   };
-
-  OnDelta send_delta = [&](GenerationDelta delta) -> Awaitable<void> {
-    if (first) {
-      HttpResponse start = stream_head(delta.server_timing);
-      co_await exchange.begin_stream(std::move(start));
-    }
-    std::string unfinished;
-    co_await send_part(std::move(delta), std::move(unfinished));
-  };
-
+  unsigned status = 200;
   std::string failure;
   try {
-    GenerationEnd end = co_await node.generator->run(std::move(input), std::move(send_delta));
-    GenerationDelta nothing;
-    co_await send_part(std::move(nothing), std::move(end.finish_reason));
-    if (request.include_usage) {
-      const Usage usage{static_cast<int64_t>(prompt_ids.size()), end.completion_tokens};
-      co_await exchange.write(sse_event(format_usage_chunk(head, usage)));
-    }
-    co_await exchange.write(kSseDone);
+    GenerationEnd end = co_await node.generator->run(std::move(input), std::move(on_delta));
+    co_await chunks.write_end(std::move(end));
   } catch (const boost::system::system_error&) {
     throw;  // the client has gone
   } catch (const std::exception&) {
     if (!exchange.streaming()) throw;
     const HttpError error = to_api_error(node, std::current_exception());
     spdlog::warn("{}: ended after the first token: {}", head.id, error.what());
-    failure = format_openai_error(error);
+    status = error.status;
+    failure = sse_event(format_openai_error(error));
   }
-  if (!failure.empty()) co_await exchange.write(sse_event(failure));
-  node.metrics.count_request(head.chat ? "/v1/chat/completions" : "/v1/completions", 200);
+  if (!failure.empty()) co_await exchange.write(failure);
+  node.metrics.count_request(endpoint_of(head), status);
   co_await exchange.end_stream();
 }
 
@@ -200,8 +232,7 @@ Awaitable<void> answer(Node& node,
                        Exchange& exchange,
                        const GenerationRequest& request,
                        std::vector<int64_t> prompt_ids,
-                       bool chat) {
-  AnswerHead head = make_head(node, chat);
+                       AnswerHead head) {
   GenerationInput input = make_input(node, request, std::move(prompt_ids), head);
   if (request.stream) {
     co_await answer_stream(node, exchange, request, std::move(input), std::move(head));
@@ -211,16 +242,20 @@ Awaitable<void> answer(Node& node,
 }
 
 Awaitable<void> handle_chat(Node& node, Exchange& exchange) {
+  AnswerHead head = make_head(node, /*chat=*/true);
+  const AsyncRange range({.kind = "request", .subject = head.id});
   auto read = [&exchange] { return parse_chat_request(exchange.request.body()); };
   const ChatRequest request = co_await run_on(node.text_thread.get_executor(), std::move(read));
   check_model(node, request.model);
   auto render = [&node, &request] { return chat_prompt(node, request); };
   std::vector<int64_t> prompt_ids =
       co_await run_on(node.text_thread.get_executor(), std::move(render));
-  co_await answer(node, exchange, request, std::move(prompt_ids), /*chat=*/true);
+  co_await answer(node, exchange, request, std::move(prompt_ids), std::move(head));
 }
 
 Awaitable<void> handle_completion(Node& node, Exchange& exchange) {
+  AnswerHead head = make_head(node, /*chat=*/false);
+  const AsyncRange range({.kind = "request", .subject = head.id});
   auto read = [&exchange] { return parse_completion_request(exchange.request.body()); };
   const CompletionRequest request =
       co_await run_on(node.text_thread.get_executor(), std::move(read));
@@ -228,7 +263,7 @@ Awaitable<void> handle_completion(Node& node, Exchange& exchange) {
   auto encode = [&node, &request] { return completion_prompt(node, request); };
   std::vector<int64_t> prompt_ids =
       co_await run_on(node.text_thread.get_executor(), std::move(encode));
-  co_await answer(node, exchange, request, std::move(prompt_ids), /*chat=*/false);
+  co_await answer(node, exchange, request, std::move(prompt_ids), std::move(head));
 }
 
 }  // namespace

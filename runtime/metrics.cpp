@@ -82,8 +82,11 @@ void Metrics::count_tokens(int64_t prompt, int64_t completion) {
 
 void Metrics::observe(const std::vector<Timing>& timings) {
   for (const auto& timing : timings) {
-    hops_.Add({{"hop", timing.node}, {"part", timing.part}}, kSeconds)
-        .Observe(timing.milliseconds / 1000.0);
+    prometheus::Histogram*& histogram = hop_parts_[{timing.node, timing.part}];
+    if (histogram == nullptr) {
+      histogram = &hops_.Add({{"hop", timing.node}, {"part", timing.part}}, kSeconds);
+    }
+    histogram->Observe(timing.milliseconds / 1000.0);
   }
 }
 

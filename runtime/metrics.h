@@ -2,7 +2,9 @@
 
 #include <prometheus/registry.h>
 
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/server_timing.h"
@@ -33,6 +35,8 @@ class Metrics {
   prometheus::Family<prometheus::Counter>& misses_;
   prometheus::Family<prometheus::Counter>& tokens_;
   prometheus::Family<prometheus::Histogram>& hops_;
+  /// (hop, part) → its histogram: a look into the family at every step costs more than counting.
+  std::map<std::pair<std::string, std::string>, prometheus::Histogram*> hop_parts_;
   prometheus::Gauge& queue_length_;
   prometheus::Gauge& sessions_;
   prometheus::Gauge& session_bytes_;

@@ -73,12 +73,8 @@ Node::Node(asio::any_io_executor executor,
             std::move(config),
             settings.limits.max_queue,
             settings.deterministic ? 1 : kMaxBatch),
-      peers(client,
-            topology,
-            self,
-            cluster_token,
-            model_fingerprint,
-            shard.config().num_hidden_layers),
+      peers(
+          client, topology, self, cluster_token, model_fingerprint, shard.config(), shard.dtype()),
       pipeline(client, self, cluster_token) {
   if (!shard.is_first() && !shard.is_last()) return;
   tokenizer.emplace(self.model);
@@ -102,28 +98,22 @@ int64_t Node::max_context() const {
   return self.max_context.value_or(shard.config().max_position_embeddings);
 }
 
-void serve(const Topology& topology, const NodeSettings& self) {
+namespace {
+
+/// The model's configuration, and that it and the topology fit together.
+ModelConfig checked_config(const Topology& topology, const NodeSettings& self) {
   ModelConfig config = read_config(self.model);
   check_context(self, config.max_position_embeddings);
   if (const auto mistakes = check_layers(topology, config.num_hidden_layers); !mistakes.empty()) {
     throw std::runtime_error(
         fmt::format("{}: {}", topology.file.string(), fmt::join(mistakes, "\n")));
   }
+  return config;
+}
 
-  asio::io_context io(1);
-  Node node(io.get_executor(), topology, self, std::move(config));
-  warn_if_open(self, node.cluster_token);
-  HttpServer server(io.get_executor(),
-                    self.listen,
-                    server_limits(self),
-                    make_handler(node),
-                    make_error_formatter(node));
-  spdlog::info("{}: listening on {}",
-               self.name,
-               authority({self.listen.address().to_string(), server.local_endpoint().port()}));
-
-  // Everything ends by itself, so that no coroutine outlives the node: run() returns when nothing
-  // is left to wait for.
+/// Runs until a signal or a failed start. Everything ends by itself, so that no coroutine outlives
+/// the node: run() returns when nothing is left to wait for.
+void run_until_stopped(asio::io_context& io, Node& node, HttpServer& server) {
   std::exception_ptr failure;
   asio::cancellation_signal stop_start;
   asio::signal_set signals(io, SIGINT, SIGTERM);
@@ -135,7 +125,7 @@ void serve(const Topology& topology, const NodeSettings& self) {
   };
   signals.async_wait([&](const boost::system::error_code& error, int signal) {
     if (error) return;
-    spdlog::info("{}: stopping ({})", self.name, signal == SIGINT ? "SIGINT" : "SIGTERM");
+    spdlog::info("{}: stopping ({})", node.self.name, signal == SIGINT ? "SIGINT" : "SIGTERM");
     // A load cannot be interrupted, and there is nothing yet that an orderly end would save.
     if (!node.shard.ready()) std::_Exit(0);
     shut_down();
@@ -150,6 +140,25 @@ void serve(const Topology& topology, const NodeSettings& self) {
 
   io.run();
   if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+void serve(const Topology& topology, const NodeSettings& self) {
+  ModelConfig config = checked_config(topology, self);
+  asio::io_context io(1);
+  Node node(io.get_executor(), topology, self, std::move(config));
+  warn_if_open(self, node.cluster_token);
+  HttpServer server(io.get_executor(),
+                    self.listen,
+                    server_limits(self),
+                    make_handler(node),
+                    make_error_formatter(node),
+                    make_header_check(node));
+  spdlog::info("{}: listening on {}",
+               self.name,
+               authority({self.listen.address().to_string(), server.local_endpoint().port()}));
+  run_until_stopped(io, node, server);
 }
 
 }  // namespace meshnet

@@ -22,8 +22,6 @@
 
 namespace meshnet {
 
-inline constexpr int64_t kProtocol = 1;
-
 /// Everything one process has: its shard, its view of the others, and what the endpoints need. Made
 /// once, by serve().
 struct Node {

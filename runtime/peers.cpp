@@ -7,10 +7,13 @@
 #include <boost/asio/deferred.hpp>
 #include <boost/asio/experimental/parallel_group.hpp>
 #include <boost/asio/steady_timer.hpp>
+#include <boost/uuid/random_generator.hpp>
+#include <boost/uuid/uuid_io.hpp>
 #include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "net/http_error.h"
+#include "net/wire.h"
 #include "runtime/route.h"
 
 namespace meshnet {
@@ -26,13 +29,18 @@ Peers::Peers(HttpClient& client,
              const NodeSettings& self,
              std::string cluster_token,
              std::string model_fingerprint,
-             int64_t num_hidden_layers)
+             const ModelConfig& config,
+             Dtype dtype)
     : client_(client),
       topology_(topology),
       self_(self),
       cluster_token_(std::move(cluster_token)),
       model_fingerprint_(std::move(model_fingerprint)),
-      num_hidden_layers_(num_hidden_layers) {
+      num_hidden_layers_(config.num_hidden_layers),
+      probe_{dtype,
+             1,
+             config.hidden_size,
+             std::string(static_cast<std::size_t>(config.hidden_size) * size_of(dtype), '\0')} {
   for (const auto& node : topology.nodes) {
     if (node.name != self.name) states_.emplace(node.name, PeerState{});
   }
@@ -65,6 +73,14 @@ Awaitable<void> Peers::ask(const NodeSettings& node) {
   PeerState heard;
   try {
     heard = judge(co_await client_.send(node.url, std::move(request), kAskTimeout));
+    if (heard.usable && heard.protocol == 0) {
+      const PeerState& before = states_.at(node.name);
+      if (before.usable && before.protocol == 0) {
+        heard.keeps_state = before.keeps_state;
+      } else {
+        heard.keeps_state = co_await probe_state(node);
+      }
+    }
   } catch (const PeerError& error) {
     heard.reason = fmt::format("does not answer: {}", error.what());
   }
@@ -75,6 +91,28 @@ Awaitable<void> Peers::ask(const NodeSettings& node) {
     spdlog::warn("node {} at {} {}", node.name, authority(node.url), heard.reason);
   }
   state = std::move(heard);
+}
+
+/// A node of protocol 0 may know nothing of session state: it would run a decode as a sequence of
+/// one token, and nobody would see that the answer is garbage. One that knows misses an unknown
+/// session.
+Awaitable<bool> Peers::probe_state(const NodeSettings& node) {
+  ForwardRequest step;
+  step.session = "probe-" + boost::uuids::to_string(boost::uuids::random_generator()());
+  step.mode = CacheMode::kDecode;
+  step.past_len = 1;
+  step.hop_index = 1;
+  step.start_layer = node.layers.first;
+  step.hidden = probe_;
+  HttpRequest request = format_forward(step, /*peer_protocol=*/0);
+  if (!cluster_token_.empty()) request.set(http::field::authorization, "Bearer " + cluster_token_);
+  const HttpResponse response = co_await client_.send(node.url, std::move(request), kAskTimeout);
+  const bool keeps = response.result() == http::status::conflict;
+  if (!keeps) {
+    spdlog::warn("node {} keeps no session state: it gets whole sequences at every step",
+                 node.name);
+  }
+  co_return keeps;
 }
 
 PeerState Peers::judge(const HttpResponse& response) const {
@@ -139,8 +177,12 @@ Awaitable<std::vector<Hop>> Peers::choose_hops() {
   const Route route = choose_route(candidates(), self_.name, num_hidden_layers_);
   std::vector<Hop> hops;
   for (const auto& hop : std::span(route.hops).subspan(1)) {
-    hops.push_back(
-        {hop.name, topology_.node(hop.name).url, hop.start_layer, states_.at(hop.name).protocol});
+    const PeerState& state = states_.at(hop.name);
+    hops.push_back({hop.name,
+                    topology_.node(hop.name).url,
+                    hop.start_layer,
+                    state.protocol,
+                    state.keeps_state});
   }
   co_return hops;
 }

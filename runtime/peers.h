@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "models/config.h"
 #include "net/http_client.h"
 #include "runtime/pipeline.h"
 #include "runtime/route.h"
@@ -16,6 +17,7 @@ struct PeerState {
   bool usable = false;
   std::string reason = "has not been asked yet";  ///< why it is not usable; a clause for people
   int64_t protocol = 0;
+  bool keeps_state = true;  ///< false: it would take a decode for a sequence of one token
 };
 
 /// A head's view of the other nodes of its topology: asks each for GET /status, and picks routes
@@ -27,7 +29,8 @@ class Peers {
         const NodeSettings& self,
         std::string cluster_token,
         std::string model_fingerprint,
-        int64_t num_hidden_layers);
+        const ModelConfig& config,
+        Dtype dtype);
 
   /// Asks every node once a second until cancelled.
   Awaitable<void> watch();
@@ -48,6 +51,7 @@ class Peers {
  private:
   Awaitable<void> ask(const NodeSettings& node);
   Awaitable<void> ask_all(bool only_unusable);
+  Awaitable<bool> probe_state(const NodeSettings& node);
   PeerState judge(const HttpResponse& response) const;
   /// This node and those that are usable.
   std::vector<RouteCandidate> candidates() const;
@@ -58,6 +62,7 @@ class Peers {
   std::string cluster_token_;
   std::string model_fingerprint_;
   int64_t num_hidden_layers_;
+  HiddenStates probe_;  ///< one row of zeros
   std::map<std::string, PeerState> states_;
 };
 

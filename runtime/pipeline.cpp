@@ -11,6 +11,7 @@
 #include <numeric>
 #include <utility>
 
+#include "models/nvtx.h"
 #include "net/http_error.h"
 #include "net/openai.h"
 #include "net/wire.h"
@@ -91,6 +92,10 @@ Awaitable<ForwardReply> Pipeline::carry(ForwardRequest request, std::span<const 
     for (const Hop& named : hops.first(covered)) next.route.push_back(named.name);
     if (covered < hops.size() || hop.protocol < 1) next.meta.clear();
 
+    const AsyncRange range({.kind = "hop",
+                            .subject = hop.name,
+                            .session = request.session,
+                            .number = hop.start_layer});
     const auto sent = Clock::now();
     ForwardReply reply = co_await send(hop, std::move(next), covered);
     const double elapsed = std::chrono::duration<double, std::milli>(Clock::now() - sent).count();
@@ -192,7 +197,7 @@ std::vector<Hop> resolve_route(const std::vector<std::string>& names,
       throw refuse(fmt::format(
           "layer {} comes next, but '{}' holds {}", start_layer, name, to_string(node->layers)));
     }
-    hops.push_back({name, node->url, start_layer, 1});
+    hops.push_back({name, node->url, start_layer, /*protocol=*/1, /*keeps_state=*/true});
     start_layer = node->layers.last;
   }
   return hops;

@@ -17,6 +17,7 @@ struct Hop {
   Url url;
   int64_t start_layer = 0;  ///< first absolute layer it runs in this route
   int64_t protocol = 0;     ///< 0 = it knows the five fixed headers and nothing else
+  bool keeps_state = true;  ///< false: it must be sent whole sequences
 };
 
 /// Carries hidden states along the hops after this node, and brings the answer back.

@@ -86,6 +86,7 @@ RouteSession::RouteSession(const RouteContext& context,
       prompt_ids_(std::move(prompt_ids)),
       tokens_(prompt_ids_),
       sampling_(sampling),
+      meta_(format_meta(sampling)),
       trace_(std::move(trace)) {}
 
 RouteSession::~RouteSession() {
@@ -119,6 +120,7 @@ void RouteSession::use(std::vector<Hop> hops) {
   check_tail(hops, sampling_);
   hops_ = std::move(hops);
   for (const Hop& hop : hops_) {
+    if (!hop.keeps_state) whole_prefills_ = true;
     if (std::ranges::find(used_, hop.name, &Hop::name) == used_.end()) used_.push_back(hop);
   }
 }
@@ -174,12 +176,11 @@ Awaitable<TokenReply> RouteSession::step(CacheMode mode, int64_t first, int64_t 
   request.session = id_;
   request.mode = mode;
   request.past_len = first;
-  request.protocol = 1;
   request.epoch = epoch_;
   request.model_fingerprint = context_.model_fingerprint;
   request.recipe_fingerprint = context_.recipe_fingerprint;
   request.more = more;
-  request.meta = format_meta(sampling_);
+  request.meta = meta_;
   request.trace = trace_;
   request.hidden = std::get<HiddenStates>(std::move(timed.output));
   ForwardReply reply = co_await context_.pipeline.carry(std::move(request), hops_);
@@ -208,7 +209,8 @@ RouteAnswer RouteSession::take(const TokenReply& reply) {
 /// `error` when none will.
 Awaitable<void> RouteSession::recover(HttpError error) {
   if (error.status == 429) {
-    co_await wait_in_line(error);
+    if (!admitted_ || ++waits_ > kMaxWaits) throw error;
+    co_await wait(kWait);
     co_return;
   }
   const bool miss = error.error == "cache_miss";
@@ -224,7 +226,8 @@ Awaitable<void> RouteSession::recover(HttpError error) {
   if (error.reason == "evicted_lru") co_await give_way();
   if (miss) co_return;
   if (error.error != "out_of_memory") context_.peers.mark_failed(error.node, error.what());
-  co_await reroute(error);
+  const bool found = co_await reroute(error.what());
+  if (!found) throw error;
 }
 
 /// More sessions run than some node keeps. Were each to come back at once, all would evict each
@@ -232,42 +235,36 @@ Awaitable<void> RouteSession::recover(HttpError error) {
 Awaitable<void> RouteSession::give_way() {
   std::minstd_rand random(static_cast<unsigned>(std::hash<std::string>()(id_) + tokens_.size()));
   std::uniform_int_distribution<int> milliseconds(50, 250);
-  asio::steady_timer timer(executor_, std::chrono::milliseconds(milliseconds(random) * failures_));
-  co_await timer.async_wait(asio::use_awaitable);
+  co_await wait(std::chrono::milliseconds(milliseconds(random) * failures_));
 }
 
-Awaitable<void> RouteSession::wait_in_line(const HttpError& error) {
-  if (!admitted_ || ++waits_ > kMaxWaits) throw error;
-  asio::steady_timer timer(executor_, kWait);
+Awaitable<void> RouteSession::wait(std::chrono::milliseconds time) {
+  asio::steady_timer timer(executor_, time);
   co_await timer.async_wait(asio::use_awaitable);
 }
 
 /// Finds the route to go on with: for a generation that has served a token, until a node has had
-/// the time of a step to come back.
-Awaitable<void> RouteSession::reroute(const HttpError& error) {
+/// the time of a step to come back. False when there is none.
+Awaitable<bool> RouteSession::reroute(std::string why) {
   const auto deadline = std::chrono::steady_clock::now() + context_.self.timeouts.decode;
   while (true) {
     std::optional<std::vector<Hop>> hops;
     try {
       hops = co_await context_.peers.choose_hops();
     } catch (const HttpError&) {
-      // no complete route now; `error` says more about why
+      hops.reset();  // no complete route now; the step's own error says more about why
     }
     if (hops && !same_route(*hops, hops_)) {
       use(std::move(*hops));
       ++epoch_;
-      spdlog::warn("session {}: goes on over {} with epoch {}: {}",
-                   id_,
-                   names_of(hops_),
-                   epoch_,
-                   error.what());
-      co_return;
+      spdlog::warn(
+          "session {}: goes on over {} with epoch {}: {}", id_, names_of(hops_), epoch_, why);
+      co_return true;
     }
-    if (!admitted_) throw error;
-    if (hops) co_return;
-    if (std::chrono::steady_clock::now() >= deadline) throw error;
-    asio::steady_timer timer(executor_, kRouteInterval);
-    co_await timer.async_wait(asio::use_awaitable);
+    if (!admitted_) co_return false;
+    if (hops) co_return true;
+    if (std::chrono::steady_clock::now() >= deadline) co_return false;
+    co_await wait(kRouteInterval);
   }
 }
 

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "models/nvtx.h"
 #include "net/http_error.h"
 #include "net/run_on.h"
 
@@ -33,14 +34,40 @@ struct BatchRun {
   double compute_ms = 0.0;
 };
 
+std::string_view kind_of(CacheMode mode) {
+  switch (mode) {
+    case CacheMode::kPrefill:
+      return "prefill";
+    case CacheMode::kDecode:
+      return "decode";
+    case CacheMode::kStateless:
+      break;
+  }
+  return "stateless";
+}
+
+/// For a profiler; empty without one.
+std::string sessions_of(const std::vector<StepInput>& inputs) {
+  std::string sessions;
+  if (!profiler_attached()) return sessions;
+  for (const StepInput& input : inputs) {
+    if (!sessions.empty()) sessions += ' ';
+    sessions += input.session;
+  }
+  return sessions;
+}
+
 }  // namespace
 
 /// A step in the queue or on the compute thread, shared by its caller and the pump.
 struct Shard::Waiting {
   Waiting(const asio::any_io_executor& executor, StepInput step_input)
-      : input(std::move(step_input)), done(executor, Clock::time_point::max()) {}
+      : input(std::move(step_input)),
+        in_queue({.kind = "queue", .session = input.session, .number = input.position}),
+        done(executor, Clock::time_point::max()) {}
 
   StepInput input;
+  AsyncRange in_queue;
   asio::steady_timer done;  ///< cancelled when `result` is there
   std::optional<StepResult> result;
   Clock::time_point enqueued = Clock::now();
@@ -111,9 +138,18 @@ Awaitable<void> Shard::pump() {
     const auto batch = take_batch();
     running_ = static_cast<int64_t>(batch.size());
     std::vector<StepInput> inputs;
-    for (const auto& waiting : batch) inputs.push_back(std::move(waiting->input));
-    auto work = [this, inputs = std::move(inputs)] {
+    std::vector<AsyncRange> in_queue;
+    for (const auto& waiting : batch) {
+      inputs.push_back(std::move(waiting->input));
+      in_queue.push_back(std::move(waiting->in_queue));
+    }
+    auto work = [this, inputs = std::move(inputs), in_queue = std::move(in_queue)]() mutable {
       const auto begun = Clock::now();
+      in_queue.clear();
+      const std::string sessions = sessions_of(inputs);
+      const ThreadRange range({.kind = kind_of(inputs.front().mode),
+                               .session = sessions,
+                               .number = inputs.front().position});
       std::vector<StepResult> results;
       try {
         results = engine_->step(inputs);

@@ -60,6 +60,7 @@ class Tail:
 
     def __init__(self, port, ready):
         self.ready = self.status = ready
+        self.probe = miss()  # of a session that nobody knows: the answer of a node that keeps state
         self.script, self.received, self.released = [], [], []
         self.server = ThreadingHTTPServer(("127.0.0.1", port), self.handler())
         self.server.daemon_threads = True
@@ -80,6 +81,9 @@ class Tail:
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 headers = {name.lower(): value for name, value in self.headers.items()}
+                if headers["x-meshnet-session"].startswith("probe-"):
+                    self.reply(*tail.probe)
+                    return
                 tail.received.append((headers, body))
                 over = error(500, "script_is_over")
                 self.reply(*(tail.script.pop(0) if tail.script else over))
@@ -339,6 +343,17 @@ def test_an_old_tail_gets_the_five_headers_and_the_tensor(cluster, old_tail):
     assert all(len(body) % (HIDDEN * 2) == 0 for _, body in old_tail.received)
     first, _ = old_tail.received[0]
     assert first["x-meshnet-hop-index"] == "1" and first["x-meshnet-start-layer"] == "2"
+
+
+def test_an_old_tail_that_keeps_no_state_is_never_sent_a_decode(cluster, tail):
+    """It would run the one row as a whole sequence, and answer with a token all the same."""
+    tail.status, tail.probe = answer(404, b"not here", "text/plain"), old_token(7)
+    wait_for_protocol(cluster, 0)
+    tail.play(old_token(1000), old_token(2000), old_token(3000))
+    assert ids_of(generate(cluster, 3)) == [1000, 2000, 3000]
+    assert tail.modes() == ["prefill"] * 3
+    assert [len(body) // (HIDDEN * 2) for _, body in tail.received] == [3, 4, 5]
+    tail.probe = miss()
 
 
 def test_an_old_tail_that_tells_no_ids_gets_a_prefill_a_step(cluster, old_tail, tiny):

@@ -201,6 +201,19 @@ def test_a_middle_node_without_caching(tiny, expected, tmp_path):
         assert metric(cluster, "head", "meshnet_cache_misses_total", **reason) == len(PROMPTS)
 
 
+def test_an_old_middle_node_that_knows_no_state(tiny, expected, tmp_path):
+    """It would run a decode's one row as a whole sequence: it is sent whole sequences only."""
+    middle = PythonNode(tmp_path / "old-middle.log", tiny, LAYERS["middle"], "--stateless-only")
+    try:
+        middle.wait_ready()
+        with fleet(tmp_path, tiny, middle=middle) as cluster:
+            assert complete_all(cluster) == expected
+            lengths = [len(prompt) + done for prompt in PROMPTS for done in range(TOKENS)]
+            assert middle.new_steps() == [("prefill", length) for length in lengths]
+    finally:
+        middle.stop()
+
+
 def test_a_tail_without_token_id(smollm2, tmp_path):
     """It costs a whole prefill at every step and nothing else."""
     import torch

@@ -100,7 +100,9 @@ class Node:
         self.counts = {"steps": [], "headers": []}
 
     def count(self, headers, tokens: int, status: int) -> None:
-        """Under the mode that was asked for, even where it is ignored."""
+        """Under the mode that was asked for, even where it is ignored; a head's probe is no step."""
+        if headers.get("X-Meshnet-Session", "").startswith("probe-"):
+            return
         mode = headers.get("X-Meshnet-Cache", "stateless")
         names = {name for name in headers if name.lower().startswith("x-meshnet-")}
         with self.lock:

@@ -155,11 +155,11 @@ RawSocket RawListener::accept() {
   return RawSocket(::accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC));
 }
 
-TestServer::TestServer(Handler handler, ServerLimits limits) {
+TestServer::TestServer(Handler handler, ServerLimits limits, HeaderCheck check) {
   io_.call([&] {
     const tcp::endpoint any_port(asio::ip::address_v4::loopback(), 0);
     server_ = std::make_unique<HttpServer>(
-        io_.executor(), any_port, limits, std::move(handler), format_test_error);
+        io_.executor(), any_port, limits, std::move(handler), format_test_error, std::move(check));
     port_ = server_->local_endpoint().port();
   });
 }
@@ -172,6 +172,11 @@ HttpResponse text_answer(std::string body) {
   HttpResponse response(http::status::ok, 11);
   response.body() = std::move(body);
   return response;
+}
+
+Awaitable<void> echo(Exchange& exchange) {
+  co_await exchange.send(
+      text_answer(std::string(exchange.request.target()) + ":" + exchange.request.body()));
 }
 
 HttpResponse format_test_error(const HttpRequest&, std::exception_ptr error) {

@@ -119,7 +119,7 @@ class RawListener {
 /// A server under test. Destroyed on its own thread.
 class TestServer {
  public:
-  explicit TestServer(Handler handler, ServerLimits limits = {});
+  explicit TestServer(Handler handler, ServerLimits limits = {}, HeaderCheck check = nullptr);
   ~TestServer();
   uint16_t port() const { return port_; }
   IoThread& io() { return io_; }
@@ -135,5 +135,9 @@ class TestServer {
 /// HttpError → its status and a node error; anything else → 500 "internal_error".
 HttpResponse format_test_error(const HttpRequest& request, std::exception_ptr error);
 HttpResponse text_answer(std::string body);
+/// A handler: answers "TARGET:BODY".
+Awaitable<void> echo(Exchange& exchange);
+
+inline constexpr std::string_view kGet = "GET /a HTTP/1.1\r\nHost: x\r\n\r\n";
 
 }  // namespace meshnet::testing

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "net/http_error.h"
-#include "runtime/server_timing.h"
 
 namespace meshnet {
 namespace {
@@ -38,24 +37,6 @@ TEST(MetaTest, RefusesWrongValuesByName) {
       EXPECT_THAT(error.what(), testing::HasSubstr("meta.sampling")) << bad;
     }
   }
-}
-
-TEST(ServerTimingTest, RoundTrip) {
-  const auto timings = parse_server_timing(
-      format_server_timing({{"queue", "tail", 0.041}, {"compute", "tail-2.b", 12.3}}));
-  ASSERT_EQ(timings.size(), 2U);
-  EXPECT_EQ(timings[0].part, "queue");
-  EXPECT_EQ(timings[0].node, "tail");
-  EXPECT_DOUBLE_EQ(timings[0].milliseconds, 0.041);
-  EXPECT_EQ(timings[1].node, "tail-2.b");
-  EXPECT_DOUBLE_EQ(timings[1].milliseconds, 12.3);
-}
-
-TEST(ServerTimingTest, LeavesOutWhatOthersAdd) {
-  EXPECT_TRUE(parse_server_timing("").empty());
-  EXPECT_EQ(
-      parse_server_timing("cdn;dur=1, cache;desc=\"a b\";dur=2.0, queue;desc=\"n\";dur=1.5").size(),
-      1U);
 }
 
 }  // namespace

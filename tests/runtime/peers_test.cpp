@@ -23,6 +23,13 @@ StubNode::Answer status(const std::string& body, http::status code = http::statu
   };
 }
 
+ModelConfig config() {
+  ModelConfig config;
+  config.num_hidden_layers = 4;
+  config.hidden_size = 8;
+  return config;
+}
+
 class PeersTest : public testing::Test {
  protected:
   PeersTest() : client_(io_.get_executor(), {}) {
@@ -34,7 +41,8 @@ class PeersTest : public testing::Test {
     topology_.nodes[1].url = {"127.0.0.1", 1};  // nothing listens there
   }
   std::vector<Hop> choose() {
-    Peers peers(client_, topology_, topology_.nodes[0], "secret", "f00d", 4);
+    Peers peers(
+        client_, topology_, topology_.nodes[0], "secret", "f00d", config(), Dtype::kFloat32);
     return run_until_done(io_, peers.choose_hops());
   }
   std::string refusal() {
@@ -69,6 +77,27 @@ TEST_F(PeersTest, ANodeWithoutStatusSpeaksProtocolZero) {
   EXPECT_EQ(choose().at(0).protocol, 0);
 }
 
+TEST_F(PeersTest, AnOldNodeThatMissesAnUnknownSessionKeepsState) {
+  for (const auto& [answered, keeps] :
+       std::vector<std::pair<http::status, bool>>{{http::status::conflict, true},
+                                                  {http::status::ok, false},
+                                                  {http::status::bad_request, false}}) {
+    StubNode tail(io_, [&](const HttpRequest& request) -> Awaitable<HttpResponse> {
+      const bool step = request.target() == "/forward";
+      co_return HttpResponse{step ? answered : http::status::not_found, 11};
+    });
+    topology_.nodes[1].url = tail.url();
+    Peers peers(
+        client_, topology_, topology_.nodes[0], "secret", "f00d", config(), Dtype::kFloat32);
+    EXPECT_EQ(run_until_done(io_, peers.choose_hops()).at(0).keeps_state, keeps);
+    const HttpRequest& probe = tail.requests.at(1);
+    EXPECT_EQ(probe["X-Meshnet-Cache"], "decode");
+    EXPECT_EQ(probe["X-Meshnet-Start-Layer"], "2");
+    EXPECT_EQ(probe.body(), std::string(32, '\0')) << "one row of float32 zeros";
+    EXPECT_EQ(probe[http::field::authorization], "Bearer secret");
+  }
+}
+
 TEST_F(PeersTest, SaysWhyNoRouteIsComplete) {
   EXPECT_THAT(
       refusal(),
@@ -98,7 +127,7 @@ TEST_F(PeersTest, AFailedNodeIsLeftOutUntilItAnswersAgain) {
   topology_.nodes.push_back(topology_.nodes[1]);
   topology_.nodes[2].name = "spare";
   topology_.nodes[2].url = second.url();
-  Peers peers(client_, topology_, topology_.nodes[0], "", "f00d", 4);
+  Peers peers(client_, topology_, topology_.nodes[0], "", "f00d", config(), Dtype::kFloat32);
   EXPECT_EQ(run_until_done(io_, peers.choose_hops()).at(0).name, "tail");
   peers.mark_failed("tail", "connection refused");
   EXPECT_EQ(run_until_done(io_, peers.choose_hops()).at(0).name, "spare");
@@ -107,7 +136,7 @@ TEST_F(PeersTest, AFailedNodeIsLeftOutUntilItAnswersAgain) {
 }
 
 TEST_F(PeersTest, ANodeStartedLaterIsFoundByTheNextRequest) {
-  Peers peers(client_, topology_, topology_.nodes[0], "", "f00d", 4);
+  Peers peers(client_, topology_, topology_.nodes[0], "", "f00d", config(), Dtype::kFloat32);
   EXPECT_THROW(run_until_done(io_, peers.choose_hops()), HttpError);
   StubNode tail(io_, status(R"({"protocol": 1, "state": "ready"})"));
   topology_.nodes[1].url = tail.url();

@@ -27,8 +27,7 @@ HiddenStates hidden(char fill) {
 /// Answers of the two kinds of node. A node of protocol 0 says nothing about itself.
 StubNode::Answer tensor(char fill, int64_t protocol) {
   return [=](const HttpRequest&) -> Awaitable<HttpResponse> {
-    HttpResponse response =
-        format_forward_reply({hidden(fill), protocol, "compute;desc=\"stub\";dur=1.0"});
+    HttpResponse response = format_forward_reply({hidden(fill), "compute;desc=\"stub\";dur=1.0"});
     if (protocol == 0) {
       HttpResponse bare{http::status::ok, 11};
       bare.body() = response.body();
@@ -40,7 +39,7 @@ StubNode::Answer tensor(char fill, int64_t protocol) {
 
 StubNode::Answer token(int64_t id) {
   return [=](const HttpRequest&) -> Awaitable<HttpResponse> {
-    co_return format_forward_reply({TokenReply{"x", id}, 1, "compute;desc=\"tail\";dur=2.0"});
+    co_return format_forward_reply({TokenReply{"x", id}, "compute;desc=\"tail\";dur=2.0"});
   };
 }
 
@@ -54,7 +53,6 @@ class PipelineTest : public testing::Test {
     ForwardRequest forward;
     forward.session = "s1";
     forward.mode = CacheMode::kPrefill;
-    forward.protocol = 1;
     forward.meta = R"({"sampling": {}})";
     forward.hidden = hidden('h');
     return forward;
@@ -165,7 +163,7 @@ TEST_F(PipelineTest, AnswersThatCannotBeAreRefusedNamingTheHop) {
   StubNode old(io_, tensor('o', 0));
   StubNode shorter(io_, [](const HttpRequest&) -> Awaitable<HttpResponse> {
     const HiddenStates one_row{Dtype::kBFloat16, 1, kHidden, std::string(kHidden * 2, 's')};
-    co_return format_forward_reply({one_row, 1, ""});
+    co_return format_forward_reply({one_row, ""});
   });
   StubNode garbage(io_, [](const HttpRequest&) -> Awaitable<HttpResponse> {
     HttpResponse response{http::status::ok, 11};

@@ -73,6 +73,19 @@ TEST(SamplerTest, TopKAndTopPCutTheTail) {
   EXPECT_EQ(draw(values, {1.0, 0, 0.6, 1}, 2000).size(), 1U);
 }
 
+TEST(SamplerTest, AWideNucleusIsFoundWhole) {
+  // All alike: half of the mass is the lower half of the ids, far more than a first guess looks at.
+  SamplingParams params;
+  params.temperature = 1.0;
+  params.top_p = 0.5;
+  int64_t largest = 0;
+  for (int64_t position = 0; position < 300; ++position) {
+    largest = std::max(largest, sample(at::zeros({20000}), params, position));
+  }
+  EXPECT_LT(largest, 10000);
+  EXPECT_GT(largest, 9000);
+}
+
 TEST(SamplerTest, PositionsAreIndependent) {
   // A generator that depends on position weakly would repeat or alternate.
   const auto seen = draw(at::zeros({100}), {1.0, 0, 1.0, 3}, 10000);

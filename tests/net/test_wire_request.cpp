@@ -1,28 +1,16 @@
-#include "net/wire.h"
-
 #include <gmock/gmock.h>
 
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "net/http_error.h"
+#include "net/wire.h"
+#include "wire_values.h"
 
 namespace meshnet {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-constexpr int64_t kHidden = 4;
-const WireDefaults kDefaults{Dtype::kFloat32, kHidden, 100};
-
-std::string zeros(int64_t tokens, Dtype dtype = Dtype::kFloat32) {
-  return std::string(static_cast<std::size_t>(tokens * kHidden) * size_of(dtype), '\0');
-}
-
-HiddenStates hidden_states(int64_t tokens, Dtype dtype = Dtype::kFloat32) {
-  return {dtype, tokens, kHidden, zeros(tokens, dtype)};
-}
 
 ForwardRequest full_request() {
   ForwardRequest step;
@@ -31,7 +19,6 @@ ForwardRequest full_request() {
   step.past_len = 64;
   step.hop_index = 2;
   step.start_layer = 15;
-  step.protocol = 1;
   step.route = {"middle", "tail_2.b"};
   step.epoch = 3;
   step.model_fingerprint = "sha256:aa";
@@ -43,13 +30,6 @@ ForwardRequest full_request() {
   return step;
 }
 
-void expect_same(const HiddenStates& a, const HiddenStates& b) {
-  EXPECT_EQ(a.dtype, b.dtype);
-  EXPECT_EQ(a.tokens, b.tokens);
-  EXPECT_EQ(a.hidden_size, b.hidden_size);
-  EXPECT_EQ(a.bytes, b.bytes);
-}
-
 TEST(WireForward, CarriesEveryField) {
   const ForwardRequest sent = full_request();
   const ForwardRequest got = parse_forward(format_forward(sent, 1), kDefaults);
@@ -58,7 +38,7 @@ TEST(WireForward, CarriesEveryField) {
   EXPECT_EQ(got.past_len, sent.past_len);
   EXPECT_EQ(got.hop_index, sent.hop_index);
   EXPECT_EQ(got.start_layer, sent.start_layer);
-  EXPECT_EQ(got.protocol, 1);
+  EXPECT_EQ(got.protocol, kOwnProtocol);
   EXPECT_EQ(got.route, sent.route);
   EXPECT_EQ(got.epoch, sent.epoch);
   EXPECT_EQ(got.model_fingerprint, sent.model_fingerprint);
@@ -78,7 +58,7 @@ TEST(WireForward, BytesTravelExactly) {
     ForwardRequest sent = full_request();
     sent.hidden = {dtype, tokens, kHidden, bf16};
     expect_same(parse_forward(format_forward(sent, 1), kDefaults).hidden, sent.hidden);
-    const ForwardReply reply{sent.hidden, 0, ""};
+    const ForwardReply reply{sent.hidden, ""};
     const ForwardReply got = parse_forward_reply(format_forward_reply(reply), kDefaults);
     expect_same(std::get<HiddenStates>(got.result), sent.hidden);
   }
@@ -284,90 +264,6 @@ TEST(WireForward, DecodeOfTwoTokensIsRefused) {
   step.mode = CacheMode::kDecode;
   step.more = false;
   EXPECT_THAT(refusal(format_forward(step, 1)), HasSubstr("one token in a decode, got 2"));
-}
-
-TEST(WireReply, CarriesTokens) {
-  for (const auto& id : {std::optional<int64_t>(7), std::optional<int64_t>()}) {
-    const ForwardReply sent{TokenReply{"né", id}, 0, "tail;dur=1.5"};
-    const HttpResponse response = format_forward_reply(sent);
-    EXPECT_EQ(response["X-Meshnet-Protocol"], "1");
-    EXPECT_EQ(response[http::field::content_type], "application/json");
-    const ForwardReply got = parse_forward_reply(response, kDefaults);
-    EXPECT_EQ(std::get<TokenReply>(got.result).text, "né");
-    EXPECT_EQ(std::get<TokenReply>(got.result).token_id, id);
-    EXPECT_EQ(got.protocol, 1);
-    EXPECT_EQ(got.server_timing, "tail;dur=1.5");
-  }
-}
-
-TEST(WireReply, TokenJsonHasTheSpecifiedShape) {
-  const auto body = [](const TokenReply& token) {
-    return nlohmann::json::parse(format_forward_reply({token, 0, ""}).body());
-  };
-  EXPECT_EQ(body({"a", 5}), nlohmann::json::parse(R"({"text":"a","token_id":5})"));
-  EXPECT_EQ(body({"", {}}), nlohmann::json::parse(R"({"text":"","token_id":null})"));
-  // A cut character must not take the answer down.
-  EXPECT_EQ(body({"\xf0\x9f", 5})["token_id"], 5);
-}
-
-TEST(WireReply, CarriesTensors) {
-  const ForwardReply sent{hidden_states(3, Dtype::kFloat16), 0, "m;dur=2"};
-  const HttpResponse response = format_forward_reply(sent);
-  EXPECT_EQ(response["X-Meshnet-Dtype"], "float16");
-  EXPECT_EQ(response["X-Meshnet-Shape"], "1,3,4");
-  EXPECT_EQ(response["X-Meshnet-Protocol"], "1");
-  EXPECT_EQ(response["Server-Timing"], "m;dur=2");
-  EXPECT_EQ(response[http::field::content_type], "application/octet-stream");
-  const ForwardReply got = parse_forward_reply(response, kDefaults);
-  expect_same(std::get<HiddenStates>(got.result), std::get<HiddenStates>(sent.result));
-}
-
-TEST(WireReply, ReadsOldNodes) {
-  HttpResponse tensor(http::status::ok, 11);
-  tensor.body() = zeros(2);
-  ForwardReply reply = parse_forward_reply(tensor, kDefaults);
-  EXPECT_EQ(reply.protocol, 0);
-  EXPECT_EQ(std::get<HiddenStates>(reply.result).tokens, 2);
-
-  HttpResponse token(http::status::ok, 11);
-  token.set(http::field::content_type, "application/json; charset=utf-8");
-  token.body() = R"({"text":" Paris","logprobs":[1]})";
-  reply = parse_forward_reply(token, kDefaults);
-  EXPECT_EQ(std::get<TokenReply>(reply.result).text, " Paris");
-  EXPECT_EQ(std::get<TokenReply>(reply.result).token_id, std::nullopt);
-}
-
-TEST(WireReply, MalformedAnswersAre502) {
-  const auto status = [](const HttpResponse& response) {
-    try {
-      parse_forward_reply(response, kDefaults);
-      return 200u;
-    } catch (const HttpError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("malformed answer"));
-      return error.status;
-    }
-  };
-  HttpResponse token(http::status::ok, 11);
-  token.set(http::field::content_type, "application/json");
-  for (const char* body : {"",
-                           "{",
-                           "[]",
-                           "{}",
-                           R"({"text":1})",
-                           R"({"text":"a","token_id":"7"})",
-                           R"({"text":"a","token_id":-1})",
-                           R"({"text":"a","token_id":1.5})",
-                           R"({"text":"a","token_id":18446744073709551615})",
-                           "{\"text\":\"\xff\"}"}) {
-    token.body() = body;
-    EXPECT_EQ(status(token), 502u) << body;
-  }
-  HttpResponse tensor = format_forward_reply({hidden_states(2), 0, ""});
-  EXPECT_EQ(status(tensor), 200u);
-  tensor.body().pop_back();
-  EXPECT_EQ(status(tensor), 502u);
-  tensor.set("X-Meshnet-Shape", "1,2,8");
-  EXPECT_EQ(status(tensor), 502u);
 }
 
 }  // namespace
