@@ -125,11 +125,8 @@ def summary(times: list[float]) -> dict:
 
 
 def draw(results: dict, file: Path) -> None:
-    try:
-        import matplotlib
-    except ImportError:
-        print("no picture: matplotlib is not installed, see bench/README.md")
-        return
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
