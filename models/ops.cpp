@@ -24,7 +24,7 @@ at::Tensor causal_attention(const at::Tensor& query,
   const int64_t rows = query.size(0);
   const int64_t past = key.size(1) - rows;
   const int64_t groups = query.size(1) / key.size(0);
-  if (rows == 1 && takes_bf16_kernels(query)) return attend_row(query, key, value, scaling);
+  if (takes_attend_row(query)) return attend_row(query, key, value, scaling);
   if (rows == 1) {
     // One row sees everything: the query heads of one key/value head are rows of one product.
     const at::Tensor grouped = query.view({1, key.size(0), groups, query.size(2)});

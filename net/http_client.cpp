@@ -101,6 +101,11 @@ Awaitable<std::vector<tcp::endpoint>> resolve(asio::any_io_executor executor,
   };
   const Waiting waiting(*lookup, timer);
   co_await timer.async_wait(kAsTuple);
+  const asio::cancellation_state cancelled = co_await asio::this_coro::cancellation_state;
+  if (cancelled.cancelled() !=
+      asio::cancellation_type::none) {  // our caller, not the name, is gone
+    throw boost::system::system_error(asio::error::operation_aborted);
+  }
   if (!lookup->finished) throw unreachable(url, "its name did not resolve in " + in_words(timeout));
   if (lookup->error)
     throw unreachable(url, "its name does not resolve: " + lookup->error.message());

@@ -114,8 +114,19 @@ HttpError parse_node_error(unsigned status, const std::string& body) {
     json = nullptr;  // not one of ours: answered below
   }
   const std::string code = json.is_object() ? find_text(json, "error") : "";
+  constexpr std::size_t kMaxQuoted = 200;
+  // Old nodes, and proxies between nodes, have error bodies of their own: here the status counts.
+  if (code.empty() && status == 409) {
+    HttpError miss(409, "cache_miss", "a node answered 409: " + body.substr(0, kMaxQuoted));
+    miss.reason = "unknown_session";
+    return miss;
+  }
+  if (code.empty() && (status == 502 || status == 503 || status == 504)) {
+    return {status,
+            "hop_failed",
+            "a node answered status " + std::to_string(status) + ": " + body.substr(0, kMaxQuoted)};
+  }
   if (code.empty() || status < 400 || status > 599) {
-    constexpr std::size_t kMaxQuoted = 200;
     return {502,
             kBadAnswer,
             "a node answered status " + std::to_string(status) +

@@ -76,6 +76,12 @@ HttpError to_http_error(const Miss& miss) {
   return error;
 }
 
+int64_t rows_of(const StepInput& input) {
+  const auto* ids = std::get_if<std::vector<int64_t>>(&input.input);
+  return ids != nullptr ? static_cast<int64_t>(ids->size())
+                        : std::get<HiddenStates>(input.input).tokens;
+}
+
 /// The rows of a step on the device, [tokens, hidden_size].
 at::Tensor take_in(const StepInput& input,
                    const ModelSlice& slice,
@@ -165,8 +171,9 @@ std::vector<StepResult> Engine::step(std::span<const StepInput> inputs) {
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     try {
       in_words(device_, [&] {
+        // The lease first: whatever fails after it ends the session.
+        auto leased = lease(store_.get(), caching_disabled_, inputs[i], rows_of(inputs[i]));
         at::Tensor hidden_states = take_in(inputs[i], *slice_, dtype_, device_);
-        auto leased = lease(store_.get(), caching_disabled_, inputs[i], hidden_states.size(0));
         batch.add(i, std::move(hidden_states), std::move(leased));
       });
     } catch (...) {
@@ -201,7 +208,6 @@ CacheStatus Engine::cache_status() {
   const Recipe& recipe = store_->recipe();
   const int64_t first = recipe.owned().first;
   status.enabled = true;
-  status.recipe_fingerprint = recipe.fingerprint();
   status.bytes_per_token = recipe.bytes_per_token(first);
   status.fixed_bytes = recipe.fixed_bytes(first);
   status.max_bytes = store_->limits().max_bytes;

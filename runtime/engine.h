@@ -65,7 +65,6 @@ struct SessionStatus {
 struct CacheStatus {
   bool enabled = false;
   std::string disabled_reason;  ///< a clause for people; empty when enabled
-  std::string recipe_fingerprint;
   int64_t bytes_per_token = 0;  ///< over all owned layers
   int64_t fixed_bytes = 0;      ///< of one session over all owned layers
   int64_t max_bytes = 0;

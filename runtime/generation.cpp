@@ -55,6 +55,7 @@ class Answer {
 
   /// Of a tail that tells no ids: the eos token comes as its name, or as no text at all.
   void take_text(const std::string& text) {
+    push(detokenizer_.finish());  // of a tail before, that told ids
     const auto ids = tokenizer_.encode(text, /*add_special_tokens=*/false);
     pending.token_ids.insert(pending.token_ids.end(), ids.begin(), ids.end());
     if (ids.empty() || is_eos(ids.back())) {

@@ -160,14 +160,15 @@ Awaitable<void> handle_forward(Node& node, Exchange& exchange) {
     ForwardReply reply = co_await forward(node, std::move(request));
     node.metrics.count_request("/forward", 200);
     co_await exchange.send(format_forward_reply(reply));
-  } catch (HttpError& error) {
-    if (!error.node.empty()) throw;  // of a later hop
+  } catch (const HttpError& thrown) {
+    if (!thrown.node.empty()) throw;  // of a later hop
+    HttpError error = thrown;         // a batch may share it
     error.hop_index = hop_index;
     if (error.error == "cache_miss") {
       node.metrics.count_miss(error.reason);
       spdlog::info("session {}: missed ({}): {}", session, error.reason, error.what());
     }
-    throw;
+    throw error;
   }
 }
 

@@ -48,7 +48,10 @@ json cache_json(const Node& node, const CacheStatus& cache) {
               {"ttl_seconds", node.self.cache.ttl.count()},
               {"bytes_per_token", cache.bytes_per_token},
               {"fixed_bytes", cache.fixed_bytes}};
-  if (!cache.enabled) object["reason"] = cache.disabled_reason;
+  if (!cache.enabled) {
+    object["reason"] = "caching_disabled";
+    object["message"] = cache.disabled_reason;
+  }
   return object;
 }
 
@@ -90,7 +93,8 @@ Awaitable<void> handle_health(Node& node, Exchange& exchange) {
   return send_json(node,
                    exchange,
                    http::status::service_unavailable,
-                   json{{"status", "unavailable"}, {"reason", reason}}.dump());
+                   json{{"status", "unavailable"}, {"reason", reason}}.dump(
+                       -1, ' ', false, json::error_handler_t::replace));
 }
 
 Awaitable<void> handle_metrics(Node& node, Exchange& exchange) {

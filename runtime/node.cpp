@@ -53,6 +53,9 @@ Awaitable<void> start(Node& node) {
                node.shard.device(),
                to_string(node.shard.dtype()),
                static_cast<double>(node.shard.nbytes()) / (1 << 20));
+  if (const CacheStatus cache = node.shard.cache_status(); !cache.enabled) {
+    spdlog::warn("{}: keeps no session state: {}", self.name, cache.disabled_reason);
+  }
   if (node.shard.is_first() && !node.shard.is_last()) co_await node.peers.watch();
 }
 

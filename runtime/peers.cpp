@@ -21,6 +21,9 @@ namespace {
 
 constexpr std::chrono::milliseconds kAskTimeout{2000};
 constexpr std::chrono::seconds kAskInterval{1};
+/// How often a node of protocol 0 is asked again whether it keeps state: another may have taken its
+/// place unseen.
+constexpr std::chrono::seconds kProbeInterval{10};
 
 }  // namespace
 
@@ -75,13 +78,16 @@ Awaitable<void> Peers::ask(const NodeSettings& node) {
     heard = judge(co_await client_.send(node.url, std::move(request), kAskTimeout));
     if (heard.usable && heard.protocol == 0) {
       const PeerState& before = states_.at(node.name);
-      if (before.usable && before.protocol == 0) {
-        heard.keeps_state = before.keeps_state;
-      } else {
+      heard.keeps_state = before.keeps_state;
+      heard.probed = before.probed;
+      const auto now = std::chrono::steady_clock::now();
+      if (!before.usable || before.protocol != 0 || now - before.probed >= kProbeInterval) {
         heard.keeps_state = co_await probe_state(node);
+        heard.probed = now;
       }
     }
   } catch (const PeerError& error) {
+    heard = {};  // a node that did not stand its probe is not usable, whatever it said before
     heard.reason = fmt::format("does not answer: {}", error.what());
   }
   PeerState& state = states_.at(node.name);
@@ -106,9 +112,10 @@ Awaitable<bool> Peers::probe_state(const NodeSettings& node) {
   step.hidden = probe_;
   HttpRequest request = format_forward(step, /*peer_protocol=*/0);
   if (!cluster_token_.empty()) request.set(http::field::authorization, "Bearer " + cluster_token_);
-  const HttpResponse response = co_await client_.send(node.url, std::move(request), kAskTimeout);
+  const HttpResponse response =
+      co_await client_.send(node.url, std::move(request), self_.timeouts.decode);
   const bool keeps = response.result() == http::status::conflict;
-  if (!keeps) {
+  if (!keeps && states_.at(node.name).keeps_state) {
     spdlog::warn("node {} keeps no session state: it gets whole sequences at every step",
                  node.name);
   }

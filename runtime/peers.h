@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ struct PeerState {
   std::string reason = "has not been asked yet";  ///< why it is not usable; a clause for people
   int64_t protocol = 0;
   bool keeps_state = true;  ///< false: it would take a decode for a sequence of one token
+  std::chrono::steady_clock::time_point probed;  ///< when that was found out; protocol 0 only
 };
 
 /// A head's view of the other nodes of its topology: asks each for GET /status, and picks routes

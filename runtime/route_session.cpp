@@ -83,8 +83,7 @@ RouteSession::RouteSession(const RouteContext& context,
     : context_(context),
       executor_(std::move(executor)),
       id_(boost::uuids::to_string(boost::uuids::random_generator()())),
-      prompt_ids_(std::move(prompt_ids)),
-      tokens_(prompt_ids_),
+      tokens_(std::move(prompt_ids)),
       sampling_(sampling),
       meta_(format_meta(sampling)),
       trace_(std::move(trace)) {}
@@ -194,12 +193,14 @@ RouteAnswer RouteSession::take(const TokenReply& reply) {
   admitted_ = true;
   waits_ = 0;
   if (reply.token_id) {
+    text_.clear();
     tokens_.push_back(*reply.token_id);
     return *reply.token_id;
   }
   whole_prefills_ = true;
+  if (text_.empty()) told_ = tokens_;
   text_ += reply.text;
-  tokens_ = prompt_ids_;
+  tokens_ = told_;
   const auto generated = context_.tokenizer.encode(text_, /*add_special_tokens=*/false);
   tokens_.insert(tokens_.end(), generated.begin(), generated.end());
   return reply.text;
@@ -208,6 +209,7 @@ RouteAnswer RouteSession::take(const TokenReply& reply) {
 /// After a failed step the route's state is unknown. Returns when another prefill may help; throws
 /// `error` when none will.
 Awaitable<void> RouteSession::recover(HttpError error) {
+  state_held_ = false;
   if (error.status == 429) {
     if (!admitted_ || ++waits_ > kMaxWaits) throw error;
     co_await wait(kWait);
@@ -215,7 +217,6 @@ Awaitable<void> RouteSession::recover(HttpError error) {
   }
   const bool miss = error.error == "cache_miss";
   if (!miss && !may_be_gone(error)) throw error;
-  state_held_ = false;
   if (miss) {
     if (error.node.empty()) error.node = context_.self.name;
     context_.metrics.count_miss(error.reason);
@@ -262,7 +263,10 @@ Awaitable<bool> RouteSession::reroute(std::string why) {
       co_return true;
     }
     if (!admitted_) co_return false;
-    if (hops) co_return true;
+    if (hops) {
+      use(std::move(*hops));  // the same nodes, but perhaps not the same processes
+      co_return true;
+    }
     if (std::chrono::steady_clock::now() >= deadline) co_return false;
     co_await wait(kRouteInterval);
   }

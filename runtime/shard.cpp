@@ -88,8 +88,8 @@ Awaitable<void> Shard::load() {
 
 Awaitable<TimedOutput> Shard::step(StepInput input, bool admitted) {
   if (!ready()) throw HttpError(503, "loading", "the node is still loading its layers");
-  if (queued() > max_queue_ && !admitted) {
-    HttpError full(429, "queue_full", fmt::format("{} steps are waiting already", queued()));
+  if (std::ssize(queue_) >= max_queue_ && !admitted) {
+    HttpError full(429, "queue_full", fmt::format("{} steps are waiting already", queue_.size()));
     full.retry_after_seconds = 1;
     throw full;
   }

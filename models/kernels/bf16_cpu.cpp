@@ -108,37 +108,90 @@ MESHNET_AVX512_BF16 void rotate_head(BFloat16* x,
   }
 }
 
-/// One query head over all keys and values. scores [length] is room to work in.
+/// e^x for x <= 0: Cephes' expf, 16 at a time. Below -87 it is 0 for all that matters.
+MESHNET_AVX512_BF16 inline __m512 exp_not_positive(__m512 x) {
+  x = _mm512_max_ps(x, _mm512_set1_ps(-87.0F));
+  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504F)),
+                                        _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375F), x);  // x - n ln 2, in two parts
+  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4F), r);
+  __m512 p = _mm512_set1_ps(1.9875691500e-4F);
+  for (const float coefficient : {1.3981999507e-3F,
+                                  8.3334519073e-3F,
+                                  4.1665795894e-2F,
+                                  1.6666665459e-1F,
+                                  5.0000001201e-1F,
+                                  1.0F,
+                                  1.0F}) {
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(coefficient));
+  }
+  return _mm512_scalef_ps(p, n);
+}
+
+/// scores [length, rounded up to 16] → e^(score - largest), and their sum.
+MESHNET_AVX512_BF16 float exponentiate(float* scores, int64_t length, float largest) {
+  const int64_t padded = (length + kFloats - 1) / kFloats * kFloats;
+  std::fill(scores + length, scores + padded, -INFINITY);
+  __m512 sum = _mm512_setzero_ps();
+  for (int64_t i = 0; i < padded; i += kFloats) {
+    const __m512 weights =
+        exp_not_positive(_mm512_sub_ps(_mm512_loadu_ps(scores + i), _mm512_set1_ps(largest)));
+    _mm512_storeu_ps(scores + i, weights);
+    sum = _mm512_add_ps(sum, weights);
+  }
+  return _mm512_reduce_add_ps(sum);
+}
+
+/// One query head over all keys and values of head_dim kChunks * 32. scores [length, rounded up to
+/// 16] is room to work in.
+template <int kChunks>
 MESHNET_AVX512_BF16 void attend_head(const BFloat16* query,
                                      const BFloat16* key,
                                      const BFloat16* value,
                                      BFloat16* out,
                                      float* scores,
                                      int64_t length,
-                                     int64_t head_dim,
                                      float scaling) {
+  constexpr int64_t kHeadDim = kChunks * kLanes;
   float largest = -INFINITY;
   for (int64_t i = 0; i < length; ++i) {
-    scores[i] = dot<false>(query, key + i * head_dim, head_dim) * scaling;
+    __m512 sum = _mm512_setzero_ps();
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      sum = _mm512_dpbf16_ps(
+          sum, load(query + chunk * kLanes), load(key + i * kHeadDim + chunk * kLanes));
+    }
+    scores[i] = _mm512_reduce_add_ps(sum) * scaling;
     largest = std::max(largest, scores[i]);
   }
-  float sum = 0;
+  const __m512 scale = _mm512_set1_ps(1.0F / exponentiate(scores, length, largest));
+  __m512 sums[2 * kChunks] = {};
   for (int64_t i = 0; i < length; ++i) {
-    scores[i] = std::exp(scores[i] - largest);
-    sum += scores[i];
-  }
-  const __m512 scale = _mm512_set1_ps(1.0F / sum);
-  for (int64_t first = 0; first < head_dim; first += kLanes) {
-    __m512 low = _mm512_setzero_ps();
-    __m512 high = _mm512_setzero_ps();
-    for (int64_t i = 0; i < length; ++i) {
-      const __m512 weight = _mm512_set1_ps(scores[i]);
-      const BFloat16* from = value + i * head_dim + first;
-      low = _mm512_fmadd_ps(weight, load_floats(from), low);
-      high = _mm512_fmadd_ps(weight, load_floats(from + kFloats), high);
+    const __m512 weight = _mm512_set1_ps(scores[i]);
+    for (int part = 0; part < 2 * kChunks; ++part) {
+      sums[part] =
+          _mm512_fmadd_ps(weight, load_floats(value + i * kHeadDim + part * kFloats), sums[part]);
     }
-    store_floats(out + first, _mm512_mul_ps(low, scale));
-    store_floats(out + first + kFloats, _mm512_mul_ps(high, scale));
+  }
+  for (int part = 0; part < 2 * kChunks; ++part) {
+    store_floats(out + part * kFloats, _mm512_mul_ps(sums[part], scale));
+  }
+}
+
+/// attend_head for a head_dim; nullptr where there is none.
+decltype(&attend_head<1>) attend_head_of(int64_t head_dim) {
+  switch (head_dim) {
+    case 32:
+      return attend_head<1>;
+    case 64:
+      return attend_head<2>;
+    case 96:
+      return attend_head<3>;
+    case 128:
+      return attend_head<4>;
+    case 256:
+      return attend_head<8>;
+    default:
+      return nullptr;
   }
 }
 
@@ -208,6 +261,11 @@ void rotate_bf16_(const at::Tensor& states, const at::Tensor& cos, const at::Ten
       });
 }
 
+bool takes_attend_row(const at::Tensor& query) {
+  return query.size(0) == 1 && takes_bf16_kernels(query) &&
+         attend_head_of(query.size(2)) != nullptr;
+}
+
 at::Tensor attend_row(const at::Tensor& query,
                       const at::Tensor& key,
                       const at::Tensor& value,
@@ -216,6 +274,7 @@ at::Tensor attend_row(const at::Tensor& query,
   const int64_t head_dim = query.size(2);
   const int64_t length = key.size(1);
   const int64_t group = heads / key.size(0);
+  const auto attend = attend_head_of(head_dim);
   at::Tensor out = at::empty({1, heads * head_dim}, query.options());
   const auto* query_data = query.const_data_ptr<BFloat16>();
   const auto* key_data = key.const_data_ptr<BFloat16>();
@@ -223,16 +282,15 @@ at::Tensor attend_row(const at::Tensor& query,
   auto* out_data = out.mutable_data_ptr<BFloat16>();
   at::parallel_for(
       0, heads, worth_a_thread(2 * length * head_dim), [&](int64_t begin, int64_t end) {
-        std::vector<float> scores(static_cast<std::size_t>(length));
+        std::vector<float> scores(static_cast<std::size_t>(length + kFloats));
         for (int64_t head = begin; head < end; ++head) {
-          attend_head(query_data + head * query.stride(1),
-                      key_data + head / group * key.stride(0),
-                      value_data + head / group * value.stride(0),
-                      out_data + head * head_dim,
-                      scores.data(),
-                      length,
-                      head_dim,
-                      static_cast<float>(scaling));
+          attend(query_data + head * query.stride(1),
+                 key_data + head / group * key.stride(0),
+                 value_data + head / group * value.stride(0),
+                 out_data + head * head_dim,
+                 scores.data(),
+                 length,
+                 static_cast<float>(scaling));
         }
       });
   return out;
@@ -247,6 +305,7 @@ at::Tensor attend_row(const at::Tensor& query,
 namespace meshnet {
 
 bool takes_bf16_kernels(const at::Tensor&) { return false; }
+bool takes_attend_row(const at::Tensor&) { return false; }
 
 at::Tensor linear_row(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   throw std::logic_error("linear_row: not on this processor");

@@ -23,6 +23,10 @@ at::Tensor rms_norm_bf16(const at::Tensor& hidden_states, const at::Tensor& weig
 /// head_dim a multiple of 32. Rounds where its twin, apply_rotary_pos_emb in rope.h, does.
 void rotate_bf16_(const at::Tensor& states, const at::Tensor& cos, const at::Tensor& sin);
 
+/// Whether query [rows, num_attention_heads, head_dim] is one row with a head_dim of attend_row:
+/// 32, 64, 96, 128 or 256.
+bool takes_attend_row(const at::Tensor& query);
+
 /// query [1, num_attention_heads, head_dim], key and value [num_key_value_heads, length, head_dim]
 /// whose last two dimensions lie contiguous → [1, num_attention_heads * head_dim]. The twin is
 /// causal_attention in ops.h.

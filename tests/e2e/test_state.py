@@ -494,7 +494,9 @@ def test_caching_that_is_off_costs_a_prefill_a_step(tiny, tmp_path, expected):
         modes = proxy.modes()
         assert modes == ["prefill", "decode"] + ["prefill"] * (TOKENS - 1)
         shown = status(cluster, "tail")
-        assert shown["cache"]["enabled"] is False and "cache.enabled" in shown["cache"]["reason"]
+        assert shown["cache"]["enabled"] is False and shown["cache"]["reason"] == "caching_disabled"
+        assert "cache.enabled" in shown["cache"]["message"]
+        assert "keeps no session state" in cluster.log("tail")
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

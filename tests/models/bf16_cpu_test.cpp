@@ -90,17 +90,31 @@ TEST_F(Bf16Cpu, RotatesBitForBitAsTheTwin) {
   EXPECT_TRUE(at::equal(states.narrow(1, 0, 2), others));
 }
 
-TEST_F(Bf16Cpu, AttendsOverAnyLength) {
-  for (const int64_t length : {1, 2, 31, 700}) {
-    const at::Tensor query = at::randn({1, 6, 64}).to(at::kBFloat16);
-    // Views of a longer buffer, as a cache hands out.
-    const at::Tensor key = at::randn({2, 1024, 64}).to(at::kBFloat16).narrow(1, 0, length);
-    const at::Tensor value = at::randn({2, 1024, 64}).to(at::kBFloat16).narrow(1, 0, length);
-    const at::Tensor expected =
-        causal_attention(query.to(at::kDouble), key.to(at::kDouble), value.to(at::kDouble), 0.125);
-    EXPECT_LT(relative_error(attend_row(query, key, value, 0.125), expected), 2 * kOneRounding)
-        << length;
+TEST_F(Bf16Cpu, AttendsOverAnyLengthWithAnyHeadDim) {
+  for (const int64_t head_dim : {32, 64, 96, 128, 256}) {
+    ASSERT_TRUE(takes_attend_row(at::zeros({1, 2, head_dim}, at::kBFloat16)));
+    for (const int64_t length : {1, 2, 16, 31, 700}) {
+      const at::Tensor query = (at::randn({1, 6, head_dim}) * 2).to(at::kBFloat16);
+      // Views of a longer buffer, as a cache hands out.
+      const at::Tensor key = at::randn({2, 1024, head_dim}).to(at::kBFloat16).narrow(1, 0, length);
+      const at::Tensor value =
+          at::randn({2, 1024, head_dim}).to(at::kBFloat16).narrow(1, 0, length);
+      const at::Tensor expected = causal_attention(
+          query.to(at::kDouble), key.to(at::kDouble), value.to(at::kDouble), 0.125);
+      EXPECT_LT(relative_error(attend_row(query, key, value, 0.125), expected), 2 * kOneRounding)
+          << length << " keys of " << head_dim;
+    }
   }
+  EXPECT_FALSE(takes_attend_row(at::zeros({2, 2, 64}, at::kBFloat16)));
+  EXPECT_FALSE(takes_attend_row(at::zeros({1, 2, 160}, at::kBFloat16)));
+}
+
+TEST_F(Bf16Cpu, AttentionSurvivesFarApartScores) {
+  at::Tensor query = at::full({1, 1, 64}, 8.0F, at::kBFloat16);
+  at::Tensor key = at::full({1, 20, 64}, -8.0F, at::kBFloat16);
+  key[0][7].fill_(8.0F);
+  const at::Tensor value = at::randn({1, 20, 64}).to(at::kBFloat16);
+  EXPECT_TRUE(at::equal(attend_row(query, key, value, 1.0)[0], value[0][7]));
 }
 
 }  // namespace

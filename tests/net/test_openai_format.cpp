@@ -134,6 +134,20 @@ TEST(NodeError, OtherBodiesBecome502) {
   EXPECT_FALSE(parse_node_error(409, R"({"error":"x","hop_index":"2"})").hop_index);
 }
 
+TEST(NodeError, OfOtherBodiesTheStatusCountsWhereAStepMayBeServedYet) {
+  for (const char* body : {"", "<html>", R"({"detail": "not held"})"}) {
+    const HttpError miss = parse_node_error(409, body);
+    EXPECT_EQ(miss.status, 409u);
+    EXPECT_EQ(miss.error, "cache_miss");
+    EXPECT_EQ(miss.reason, "unknown_session");
+    for (const unsigned status : {502u, 503u, 504u}) {
+      const HttpError error = parse_node_error(status, body);
+      EXPECT_EQ(error.status, status);
+      EXPECT_NE(error.error, kBadAnswer);
+    }
+  }
+}
+
 TEST(Sse, LinesAsTheApiHasThem) {
   EXPECT_EQ(sse_event("{\"a\":1}"), "data: {\"a\":1}\n\n");
   EXPECT_EQ(kSseDone, "data: [DONE]\n\n");

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <boost/asio/steady_timer.hpp>
+
 #include <optional>
 #include <string>
 
@@ -96,6 +98,23 @@ TEST_F(PeersTest, AnOldNodeThatMissesAnUnknownSessionKeepsState) {
     EXPECT_EQ(probe.body(), std::string(32, '\0')) << "one row of float32 zeros";
     EXPECT_EQ(probe[http::field::authorization], "Bearer secret");
   }
+}
+
+TEST_F(PeersTest, AnOldNodeThatDoesNotStandItsProbeIsNotUsed) {
+  topology_.nodes[0].timeouts.decode = std::chrono::milliseconds(50);
+  StubNode tail(io_, [&](const HttpRequest& request) -> Awaitable<HttpResponse> {
+    if (request.target() == "/forward") {
+      asio::steady_timer busy(io_, std::chrono::milliseconds(400));
+      co_await busy.async_wait(asio::use_awaitable);
+    }
+    co_return HttpResponse{http::status::not_found, 11};
+  });
+  topology_.nodes[1].url = tail.url();
+  Peers peers(client_, topology_, topology_.nodes[0], "", "f00d", config(), Dtype::kFloat32);
+  EXPECT_THROW(run_until_done(io_, peers.choose_hops()), HttpError);
+  EXPECT_FALSE(peers.states().at("tail").usable);
+  EXPECT_THROW(run_until_done(io_, peers.choose_hops()), HttpError) << "it is asked again";
+  EXPECT_EQ(tail.requests.size(), 4U);
 }
 
 TEST_F(PeersTest, SaysWhyNoRouteIsComplete) {
