@@ -1,5 +1,7 @@
 // Llama (2, 3.x, SmolLM): transformers/models/llama/modeling_llama.py, names kept.
 
+#include <ATen/ATen.h>
+
 #include <nlohmann/json.hpp>
 
 #include "models/json_reader.h"

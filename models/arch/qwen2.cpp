@@ -1,6 +1,8 @@
 // Qwen2 and Qwen2.5: transformers/models/qwen2/modeling_qwen2.py, names kept. A Llama whose q, k
 // and v projections always have a bias.
 
+#include <ATen/ATen.h>
+
 #include <nlohmann/json.hpp>
 
 #include "models/json_reader.h"

@@ -196,10 +196,10 @@ decltype(&attend_head<1>) attend_head_of(int64_t head_dim) {
 }
 
 bool has_instructions() {
-  static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                          __builtin_cpu_supports("avx512vl") &&
-                          __builtin_cpu_supports("avx512bf16");
-  return has;
+  static const bool kHas =
+      __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
+  return kHas;
 }
 
 int64_t worth_a_thread(int64_t numbers_each) {
@@ -242,7 +242,7 @@ at::Tensor rms_norm_bf16(const at::Tensor& hidden_states, const at::Tensor& weig
   return out;
 }
 
-void rotate_bf16_(const at::Tensor& states, const at::Tensor& cos, const at::Tensor& sin) {
+void rotate_bf16(const at::Tensor& states, const at::Tensor& cos, const at::Tensor& sin) {
   const int64_t heads = states.size(1);
   const int64_t head_dim = states.size(2);
   auto* data = states.mutable_data_ptr<BFloat16>();
@@ -313,8 +313,8 @@ at::Tensor linear_row(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
 at::Tensor rms_norm_bf16(const at::Tensor&, const at::Tensor&, double) {
   throw std::logic_error("rms_norm_bf16: not on this processor");
 }
-void rotate_bf16_(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
-  throw std::logic_error("rotate_bf16_: not on this processor");
+void rotate_bf16(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
+  throw std::logic_error("rotate_bf16: not on this processor");
 }
 at::Tensor attend_row(const at::Tensor&, const at::Tensor&, const at::Tensor&, double) {
   throw std::logic_error("attend_row: not on this processor");

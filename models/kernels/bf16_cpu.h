@@ -21,7 +21,7 @@ at::Tensor rms_norm_bf16(const at::Tensor& hidden_states, const at::Tensor& weig
 
 /// Rotates states [tokens, heads, head_dim] in place; cos and sin [tokens, head_dim], contiguous,
 /// head_dim a multiple of 32. Rounds where its twin, apply_rotary_pos_emb in rope.h, does.
-void rotate_bf16_(const at::Tensor& states, const at::Tensor& cos, const at::Tensor& sin);
+void rotate_bf16(const at::Tensor& states, const at::Tensor& cos, const at::Tensor& sin);
 
 /// Whether query [rows, num_attention_heads, head_dim] is one row with a head_dim of attend_row:
 /// 32, 64, 96, 128 or 256.

@@ -23,7 +23,7 @@ at::Tensor Attention::forward(const at::Tensor& x, const Step& step, int64_t lay
   // 2. Rotate queries and keys together, by each row's own position.
   at::Tensor qk = qkv.narrow(1, 0, rotated_heads);
   if (takes_bf16_kernels(qk)) {
-    rotate_bf16_(qk, step.cos, step.sin);
+    rotate_bf16(qk, step.cos, step.sin);
   } else {
     qk = apply_rotary_pos_emb(qk, step.cos, step.sin);
   }

@@ -20,10 +20,12 @@ TIDY = ROOT / "build" / "tidy"
 
 def clang_command(command: str) -> str:
     """GCC's command without what Clang does not know: the compiler cache, the precompiled header
-    (sources include what they use without it), and GCC's own warnings."""
+    (sources include what they use without it), OpenMP, whose header it lacks, and GCC's own warnings."""
     command = re.sub(r"^.*?(?=/\S*(c\+\+|g\+\+)\S* )", "", command)
     command = re.sub(r" -include \S*cmake_pch\S*", "", command)
-    return re.sub(r" (-W[^,\s]+(?=\s)|-fpch-preprocess|-fmodules-ts|-fdeps-format\S*)", "", command)
+    return re.sub(
+        r" (-W[^,\s]+(?=\s)|-fpch-preprocess|-fopenmp|-fmodules-ts|-fdeps-format\S*)", "", command
+    )
 
 
 def write_database() -> set[str]:
