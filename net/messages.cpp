@@ -32,6 +32,18 @@ bool is_node_name(std::string_view name) {
   });
 }
 
+std::string_view to_string(CacheMode mode) {
+  switch (mode) {
+    case CacheMode::kPrefill:
+      return "prefill";
+    case CacheMode::kDecode:
+      return "decode";
+    case CacheMode::kStateless:
+      break;
+  }
+  return "stateless";
+}
+
 bool is_greedy(const SamplingParams& params) {
   constexpr double kLeastTemperature = 1e-5;  // smaller ones overflow the logits
   return params.temperature < kLeastTemperature || params.top_p <= 0.0;

@@ -44,6 +44,8 @@ bool is_greedy(const SamplingParams& params);
 
 /// What a step does with session state: nothing, start it, or extend it by the newest token.
 enum class CacheMode { kStateless, kPrefill, kDecode };
+/// "stateless", "prefill", "decode": on the wire, in metrics and logs.
+std::string_view to_string(CacheMode mode);
 
 /// One POST /forward: the step, and what the nodes after this one need to know.
 struct ForwardRequest {

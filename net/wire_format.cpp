@@ -31,7 +31,7 @@ std::string joined(const std::vector<std::string>& names) {
 void write_fixed_headers(const ForwardRequest& step, Fields& fields) {
   set(fields, kSession, step.session);
   if (step.mode != CacheMode::kStateless) {
-    set(fields, kCache, step.mode == CacheMode::kPrefill ? "prefill" : "decode");
+    set(fields, kCache, to_string(step.mode));
     set(fields, kPastLen, std::to_string(step.past_len));
   }
   set(fields, kHopIndex, std::to_string(step.hop_index));

@@ -14,18 +14,6 @@
 namespace meshnet {
 namespace {
 
-const char* mode_name(CacheMode mode) {
-  switch (mode) {
-    case CacheMode::kPrefill:
-      return "prefill";
-    case CacheMode::kDecode:
-      return "decode";
-    case CacheMode::kStateless:
-      break;
-  }
-  return "stateless";
-}
-
 /// Checks what only the node can know, before anything is computed.
 void check_request(const Node& node, const ForwardRequest& request) {
   const auto refuse = [](unsigned status, const char* code, const std::string& message) {
@@ -104,7 +92,7 @@ Awaitable<ForwardReply> forward(Node& node, ForwardRequest request) {
   const bool admitted = request.mode == CacheMode::kDecode || request.past_len > 0;
   StepInput step = to_step(node, request);
   TimedOutput timed = co_await node.shard.step(std::move(step), admitted);
-  node.metrics.count_step(mode_name(request.mode));
+  node.metrics.count_step(to_string(request.mode));
   const std::vector<Timing> own = {{"queue", node.self.name, timed.queue_ms},
                                    {"compute", node.self.name, timed.compute_ms}};
   node.metrics.observe(own);
@@ -152,7 +140,7 @@ Awaitable<void> handle_forward(Node& node, Exchange& exchange) {
     note_conversion(node, request.hidden.dtype);
     spdlog::debug("{}: {} of {} tokens, session {}, hop {}, request {}",
                   node.self.name,
-                  mode_name(request.mode),
+                  to_string(request.mode),
                   request.hidden.tokens,
                   request.session,
                   request.hop_index,

@@ -68,7 +68,9 @@ void Metrics::count_request(const std::string& endpoint, unsigned status) {
   requests_.Add({{"endpoint", endpoint}, {"status", std::to_string(status)}}).Increment();
 }
 
-void Metrics::count_step(const std::string& mode) { steps_.Add({{"mode", mode}}).Increment(); }
+void Metrics::count_step(std::string_view mode) {
+  steps_.Add({{"mode", std::string(mode)}}).Increment();
+}
 
 void Metrics::count_miss(const std::string& reason) {
   const bool known = std::ranges::find(kMissReasons, reason) != kMissReasons.end();

@@ -4,6 +4,7 @@
 
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,7 +18,7 @@ class Metrics {
   Metrics();
 
   void count_request(const std::string& endpoint, unsigned status);
-  void count_step(const std::string& mode);
+  void count_step(std::string_view mode);
   void count_miss(const std::string& reason);
   void count_tokens(int64_t prompt, int64_t completion);
   /// Parts of one step, of this node and (at a head) of every hop: meshnet_hop_seconds{hop,part}.

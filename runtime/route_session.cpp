@@ -165,7 +165,7 @@ Awaitable<TokenReply> RouteSession::step(CacheMode mode, int64_t first, int64_t 
   local.epoch = epoch_;
   TimedOutput timed =
       co_await context_.shard.step(std::move(local), /*admitted=*/admitted_ || first > 0);
-  context_.metrics.count_step(mode == CacheMode::kDecode ? "decode" : "prefill");
+  context_.metrics.count_step(to_string(mode));
   observe({{"queue", context_.self.name, timed.queue_ms},
            {"compute", context_.self.name, timed.compute_ms}});
   if (const auto* token = std::get_if<std::optional<int64_t>>(&timed.output))

@@ -34,18 +34,6 @@ struct BatchRun {
   double compute_ms = 0.0;
 };
 
-std::string_view kind_of(CacheMode mode) {
-  switch (mode) {
-    case CacheMode::kPrefill:
-      return "prefill";
-    case CacheMode::kDecode:
-      return "decode";
-    case CacheMode::kStateless:
-      break;
-  }
-  return "stateless";
-}
-
 /// For a profiler; empty without one.
 std::string sessions_of(const std::vector<StepInput>& inputs) {
   std::string sessions;
@@ -147,7 +135,7 @@ Awaitable<void> Shard::pump() {
       const auto begun = Clock::now();
       in_queue.clear();
       const std::string sessions = sessions_of(inputs);
-      const ThreadRange range({.kind = kind_of(inputs.front().mode),
+      const ThreadRange range({.kind = to_string(inputs.front().mode),
                                .session = sessions,
                                .number = inputs.front().position});
       std::vector<StepResult> results;
