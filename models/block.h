@@ -18,11 +18,19 @@ struct Sequence {
   SliceCache* cache = nullptr;  ///< holds the `position` tokens before them; nullptr = stateless
 };
 
+/// Cosine and sine of every row's angles. rotary_dim is head_dim, or less in families that rotate
+/// a part of each head.
+struct RotaryEmbedding {
+  at::Tensor cos;  ///< [tokens, rotary_dim], compute dtype
+  at::Tensor sin;  ///< [tokens, rotary_dim], compute dtype
+};
+
 /// What all layers of one step share. One sequence is the batch of one, not another code path.
 struct Step {
   std::vector<Sequence> sequences;
-  at::Tensor cos;  ///< [tokens, head_dim], compute dtype
-  at::Tensor sin;  ///< [tokens, head_dim], compute dtype
+  RotaryEmbedding rotary;
+  RotaryEmbedding sliding_rotary;  ///< of sliding_attention layers with rope parameters of their
+                                   ///< own; undefined where the model has none
 };
 
 /// One decoder layer. The model folder's only virtual interface.

@@ -7,7 +7,6 @@
 #include <stdexcept>
 
 #include "models/json_reader.h"
-#include "models/log.h"
 #include "models/registry.h"
 
 namespace meshnet {
@@ -17,13 +16,6 @@ namespace {
 constexpr int64_t kMaxSize = int64_t{1} << 20;
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
 constexpr int64_t kMaxPositions = int64_t{1} << 31;
-
-/// The value as float32 arithmetic sees it, in as many digits as tell it from its neighbours.
-std::string as_float(double value) {
-  std::array<char, 32> text{};
-  std::snprintf(text.data(), text.size(), "%.9g", static_cast<double>(static_cast<float>(value)));
-  return text.data();
-}
 
 nlohmann::json parse_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -56,66 +48,6 @@ std::string read_dtype(const JsonReader& file) {
     file.fail(key, "float32, bfloat16 or float16");
   }
   return dtype;
-}
-
-/// The object with the rope values: rope_parameters, or its older name rope_scaling.
-std::optional<JsonReader> find_rope_object(const JsonReader& file) {
-  const auto parameters = file.object("rope_parameters");
-  const auto scaling = file.object("rope_scaling");
-  if (!parameters) return scaling;
-  if (scaling && scaling->value() != parameters->value()) {
-    throw std::runtime_error(file.where() +
-                             ": rope_parameters and rope_scaling are both given and differ: "
-                             "keep one of them");
-  }
-  for (const auto& [key, value] : parameters->value().items()) {
-    if (value.is_object()) {
-      throw std::runtime_error(parameters->where() + ": " + key +
-                               ": parameters per layer type are not supported");
-    }
-  }
-  return parameters;
-}
-
-double read_rope_theta(const JsonReader& file, const std::optional<JsonReader>& nested) {
-  const double top_level = file.positive_or("rope_theta", RopeParameters{}.rope_theta);
-  if (!nested || !nested->has("rope_theta")) return top_level;
-  const double theta = nested->positive("rope_theta");
-  if (file.has("rope_theta") && theta != top_level) {
-    log_warning(file.where() + ": rope_theta is " + as_float(top_level) + " at top level but " +
-                as_float(theta) + " inside rope_parameters: the one inside is used");
-  }
-  return theta;
-}
-
-RopeParameters read_rope_parameters(const JsonReader& file, int64_t max_position_embeddings) {
-  const auto nested = find_rope_object(file);
-  RopeParameters rope;
-  rope.rope_theta = read_rope_theta(file, nested);
-  for (const JsonReader& reader : {file, nested.value_or(file)}) {
-    if (reader.positive_or("partial_rotary_factor", 1.0) != 1.0) {
-      reader.fail("partial_rotary_factor", "1.0 (partial rotary is not supported)");
-    }
-  }
-  if (!nested) return rope;
-
-  const std::string key = nested->has("rope_type") ? "rope_type" : "type";
-  rope.rope_type = nested->string_or(key, rope.rope_type);
-  if (rope.rope_type == "default") return rope;
-  if (rope.rope_type != "linear" && rope.rope_type != "llama3") {
-    nested->fail(key, "default, linear or llama3 (no other rope type is supported)");
-  }
-  rope.factor = nested->positive("factor");
-  if (rope.rope_type == "linear") return rope;
-
-  rope.low_freq_factor = nested->positive("low_freq_factor");
-  rope.high_freq_factor = nested->positive("high_freq_factor");
-  if (rope.high_freq_factor <= rope.low_freq_factor) {
-    nested->fail("high_freq_factor", "a number above low_freq_factor");
-  }
-  rope.original_max_position_embeddings = nested->integer_or(
-      "original_max_position_embeddings", max_position_embeddings, 1, kMaxPositions);
-  return rope;
 }
 
 std::vector<int64_t> read_eos_token_id(const JsonReader& file, int64_t vocab_size) {
@@ -163,6 +95,7 @@ ModelConfig read_config(const std::filesystem::path& model_dir) {
   if (!find_architecture(config.model_type)) {
     file.fail("model_type", "one of those supported: " + supported_architectures());
   }
+  const Architecture& architecture = *find_architecture(config.model_type);
   refuse_quantized(file);
   config.torch_dtype = read_dtype(file);
   config.vocab_size = file.integer("vocab_size", 1, kMaxVocab);
@@ -173,16 +106,18 @@ ModelConfig read_config(const std::filesystem::path& model_dir) {
   config.max_position_embeddings = file.integer("max_position_embeddings", 1, kMaxPositions);
   config.rms_norm_eps = file.positive("rms_norm_eps");
   config.tie_word_embeddings = file.boolean_or("tie_word_embeddings", false);
-  config.rope_parameters = read_rope_parameters(file, config.max_position_embeddings);
+  config.rope_parameters = read_rope_parameters(
+      file, architecture.rope_defaults, config.head_dim, config.max_position_embeddings);
+  config.sliding_rope_parameters = read_sliding_rope_parameters(
+      file, architecture.rope_defaults, config.head_dim, config.max_position_embeddings);
   config.eos_token_id = read_eos_token_id(file, config.vocab_size);
-  find_architecture(config.model_type)->extras(config);  // so that a bad extra fails here already
+  architecture.extras(config);  // so that a bad extra fails here already
   return config;
 }
 
 std::string fingerprint(const ModelConfig& config) {
   // Floating-point values count as float32: that is what the arithmetic sees, and tools write the
   // same epsilon as 1e-05 or 9.999999747378752e-06.
-  const RopeParameters& rope = config.rope_parameters;
   const nlohmann::json values{
       {"model_type", config.model_type},
       {"vocab_size", config.vocab_size},
@@ -194,12 +129,10 @@ std::string fingerprint(const ModelConfig& config) {
       {"head_dim", config.head_dim},
       {"rms_norm_eps", as_float(config.rms_norm_eps)},
       {"tie_word_embeddings", config.tie_word_embeddings},
-      {"rope_type", rope.rope_type},
-      {"rope_theta", as_float(rope.rope_theta)},
-      {"factor", as_float(rope.factor)},
-      {"low_freq_factor", as_float(rope.low_freq_factor)},
-      {"high_freq_factor", as_float(rope.high_freq_factor)},
-      {"original_max_position_embeddings", rope.original_max_position_embeddings},
+      {"rope_parameters", fingerprint_values(config.rope_parameters)},
+      {"sliding_rope_parameters",
+       config.sliding_rope_parameters ? fingerprint_values(*config.sliding_rope_parameters)
+                                      : nlohmann::json()},
       {"extras", find_architecture(config.model_type)->extras(config)}};
   uint64_t hash = 0xcbf29ce484222325U;  // FNV-1a; dump() sorts the keys
   for (const char c : values.dump()) {

@@ -4,21 +4,13 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
-namespace meshnet {
+#include "models/rope_parameters.h"
 
-/// rope_parameters of config.json (transformers 5), or rope_theta and rope_scaling (transformers
-/// 4). Fields that the rope_type does not use keep their defaults, whatever the file says.
-struct RopeParameters {
-  std::string rope_type = "default";  ///< "default", "linear" or "llama3"
-  double rope_theta = 10000.0;
-  double factor = 1.0;
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  int64_t original_max_position_embeddings = 0;
-};
+namespace meshnet {
 
 /// The fields of config.json that every architecture has, spelled as in Hugging Face. An
 /// architecture reads its own extras from `raw`.
@@ -39,6 +31,8 @@ struct ModelConfig {
   double rms_norm_eps = 0.0;
   bool tie_word_embeddings = false;
   RopeParameters rope_parameters;
+  std::optional<RopeParameters> sliding_rope_parameters;  ///< where sliding_attention layers have
+                                                          ///< parameters of their own
   std::vector<int64_t> eos_token_id;
   std::shared_ptr<const nlohmann::json> raw;  ///< the whole file
 };

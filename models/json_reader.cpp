@@ -1,6 +1,8 @@
 #include "models/json_reader.h"
 
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <utility>
@@ -87,6 +89,12 @@ std::string JsonReader::string(const std::string& key) const {
 
 std::string JsonReader::string_or(const std::string& key, const std::string& fallback) const {
   return has(key) ? string(key) : fallback;
+}
+
+std::string as_float(double value) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.9g", static_cast<double>(static_cast<float>(value)));
+  return text.data();
 }
 
 }  // namespace meshnet

@@ -40,4 +40,8 @@ class JsonReader {
   std::string where_;
 };
 
+/// A number as float32 arithmetic sees it, in as many digits as tell it from its neighbours: tools
+/// write the same epsilon as 1e-05 or 9.999999747378752e-06.
+std::string as_float(double value);
+
 }  // namespace meshnet

@@ -25,6 +25,7 @@ struct Architecture {
   std::unique_ptr<Block> (*make_block)(const ModelConfig& config,
                                        const Weights& weights,
                                        int64_t layer);
+  RopeDefaults rope_defaults = {};
 };
 
 /// The entry of the table for a config's model_type; nullptr where there is none.

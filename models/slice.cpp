@@ -14,7 +14,6 @@
 #include "models/nvtx.h"
 #include "models/ops.h"
 #include "models/registry.h"
-#include "models/rope.h"
 #include "models/weights.h"
 
 namespace meshnet {
@@ -160,7 +159,10 @@ ModelSlice::ModelSlice(const std::filesystem::path& model_dir,
         tied_last ? embed_tokens_ : weights.get(kLmHead, {config.vocab_size, config.hidden_size});
   }
   check_leftovers(checkpoint, weights.used(), config, layers);
-  inv_freq_ = rope_inv_freq(config.rope_parameters, config.head_dim).to(device);
+  rotary_ = rope_frequencies(config.rope_parameters, config.head_dim, device);
+  if (config.sliding_rope_parameters) {
+    sliding_rotary_ = rope_frequencies(*config.sliding_rope_parameters, config.head_dim, device);
+  }
   nbytes_ = weights.nbytes();
 }
 
@@ -197,9 +199,7 @@ at::Tensor ModelSlice::forward(at::Tensor hidden_states,
   check_sequences(sequences, hidden_states.size(0));
   for (const Sequence& sequence : sequences) check_cache(sequence, {start_layer, layers_.last});
 
-  auto [cos, sin] = rotary_embedding(
-      positions(sequences).to(inv_freq_.device()), inv_freq_, hidden_states.scalar_type());
-  const Step step{std::move(sequences), std::move(cos), std::move(sin)};
+  const Step step = make_step(std::move(sequences), hidden_states.scalar_type());
   for (int64_t layer = start_layer; layer < layers_.last; ++layer) {
     const ThreadRange range("layer", layer);
     hidden_states = block(layer).forward(hidden_states, step, layer);
@@ -208,6 +208,17 @@ at::Tensor ModelSlice::forward(at::Tensor hidden_states,
     if (sequence.cache != nullptr) sequence.cache->advance(sequence.rows);
   }
   return hidden_states;
+}
+
+Step ModelSlice::make_step(std::vector<Sequence> sequences, at::ScalarType dtype) const {
+  const at::Tensor at_positions = positions(sequences).to(rotary_.inv_freq.device());
+  Step step{.sequences = std::move(sequences),
+            .rotary = rotary_embedding(at_positions, rotary_, dtype),
+            .sliding_rotary = {}};
+  if (sliding_rotary_) {
+    step.sliding_rotary = rotary_embedding(at_positions, *sliding_rotary_, dtype);
+  }
+  return step;
 }
 
 at::Tensor ModelSlice::logits(const at::Tensor& hidden_states) const {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "cache/layer_range.h"
@@ -12,6 +13,7 @@
 #include "models/block.h"
 #include "models/config.h"
 #include "models/layers/linear.h"
+#include "models/rope.h"
 
 namespace meshnet {
 
@@ -48,6 +50,8 @@ class ModelSlice {
   at::Tensor logits(const at::Tensor& hidden_states) const;
 
  private:
+  /// With the rotary embeddings of every row.
+  Step make_step(std::vector<Sequence> sequences, at::ScalarType dtype) const;
   const Block& block(int64_t layer) const {
     return *blocks_[static_cast<std::size_t>(layer - layers_.first)];
   }
@@ -57,9 +61,10 @@ class ModelSlice {
   at::Tensor
       embed_tokens_;  ///< [vocab_size, hidden_size]; is_first, or is_last with tied embeddings
   std::vector<std::unique_ptr<Block>> blocks_;
-  at::Tensor norm_;      ///< [hidden_size]; is_last
-  Linear lm_head_;       ///< [vocab_size, hidden_size]; is_last
-  at::Tensor inv_freq_;  ///< [head_dim / 2], float32
+  at::Tensor norm_;  ///< [hidden_size]; is_last
+  Linear lm_head_;   ///< [vocab_size, hidden_size]; is_last
+  RotaryFrequencies rotary_;
+  std::optional<RotaryFrequencies> sliding_rotary_;
   int64_t nbytes_ = 0;
 };
 

@@ -19,8 +19,9 @@ at::Tensor linear_row(const at::Tensor& x, const at::Tensor& weight, const at::T
 /// rms_norm in ops.h, does.
 at::Tensor rms_norm_bf16(const at::Tensor& hidden_states, const at::Tensor& weight, double eps);
 
-/// Rotates states [tokens, heads, head_dim] in place; cos and sin [tokens, head_dim], contiguous,
-/// head_dim a multiple of 32. Rounds where its twin, apply_rotary_pos_emb in rope.h, does.
+/// Rotates states [tokens, heads, rotary_dim] in place, perhaps a view of heads that are wider; cos
+/// and sin [tokens, rotary_dim], contiguous, rotary_dim a multiple of 32. Rounds where its twin,
+/// apply_rotary_pos_emb in rope.h, does.
 void rotate_bf16(const at::Tensor& states, const at::Tensor& cos, const at::Tensor& sin);
 
 /// Whether query [rows, num_attention_heads, head_dim] is one row with a head_dim of attend_row:

@@ -6,7 +6,6 @@
 #include <variant>
 #include <vector>
 
-#include "models/kernels/bf16_cpu.h"
 #include "models/ops.h"
 #include "models/rope.h"
 #include "models/weights.h"
@@ -21,12 +20,7 @@ at::Tensor Attention::forward(const at::Tensor& x, const Step& step, int64_t lay
       qkv_proj.forward(x).view({x.size(0), rotated_heads + num_key_value_heads, head_dim});
 
   // 2. Rotate queries and keys together, by each row's own position.
-  at::Tensor qk = qkv.narrow(1, 0, rotated_heads);
-  if (takes_bf16_kernels(qk)) {
-    rotate_bf16(qk, step.cos, step.sin);
-  } else {
-    qk = apply_rotary_pos_emb(qk, step.cos, step.sin);
-  }
+  const at::Tensor qk = rotate_heads(qkv.narrow(1, 0, rotated_heads), step.rotary);
   const at::Tensor query = qk.narrow(1, 0, num_attention_heads);
   const at::Tensor key = qk.narrow(1, num_attention_heads, num_key_value_heads);
   const at::Tensor value = qkv.narrow(1, rotated_heads, num_key_value_heads);

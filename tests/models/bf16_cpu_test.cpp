@@ -76,18 +76,20 @@ TEST_F(Bf16Cpu, RmsNorm) {
 }
 
 TEST_F(Bf16Cpu, RotatesBitForBitAsTheTwin) {
-  const at::Tensor cos = at::randn({5, 64}).to(at::kBFloat16);
-  const at::Tensor sin = at::randn({5, 64}).to(at::kBFloat16);
-  at::Tensor states = at::randn({5, 9, 64}).to(at::kBFloat16);
-  states[1][2][3] = -0.0F;
-  states[2][3][40] = std::numeric_limits<float>::infinity();
-  const at::Tensor part = states.narrow(1, 2, 6);
-  const at::Tensor expected = apply_rotary_pos_emb(part, cos, sin);
-  const at::Tensor others = states.narrow(1, 0, 2).clone();
-  rotate_bf16(part, cos, sin);
-  EXPECT_TRUE(at::equal(part.nan_to_num(), expected.nan_to_num()));
-  EXPECT_TRUE(at::equal(part.isnan(), expected.isnan()));
-  EXPECT_TRUE(at::equal(states.narrow(1, 0, 2), others));
+  for (const int64_t rotary_dim : {32, 64}) {  // a part of each head, or all of it
+    const RotaryEmbedding rotary{at::randn({5, rotary_dim}).to(at::kBFloat16),
+                                 at::randn({5, rotary_dim}).to(at::kBFloat16)};
+    at::Tensor states = at::randn({5, 9, 64}).to(at::kBFloat16);
+    states[1][2][3] = -0.0F;
+    states[2][3][20] = std::numeric_limits<float>::infinity();
+    const at::Tensor part = states.narrow(1, 2, 6);
+    const at::Tensor expected = apply_rotary_pos_emb(part, rotary);
+    const at::Tensor others = states.narrow(1, 0, 2).clone();
+    rotate_bf16(part.narrow(2, 0, rotary_dim), rotary.cos, rotary.sin);
+    EXPECT_TRUE(at::equal(part.nan_to_num(), expected.nan_to_num())) << rotary_dim;
+    EXPECT_TRUE(at::equal(part.isnan(), expected.isnan())) << rotary_dim;
+    EXPECT_TRUE(at::equal(states.narrow(1, 0, 2), others)) << rotary_dim;
+  }
 }
 
 TEST_F(Bf16Cpu, AttendsOverAnyLengthWithAnyHeadDim) {

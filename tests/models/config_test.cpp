@@ -51,15 +51,6 @@ std::string warnings_of(const json& changes) {
 
 json rope(const json& parameters) { return {{"rope_parameters", parameters}}; }
 
-json llama3(const char* type_key = "rope_type") {
-  return {{type_key, "llama3"},
-          {"rope_theta", 500000.0},
-          {"factor", 8.0},
-          {"low_freq_factor", 1.0},
-          {"high_freq_factor", 4.0},
-          {"original_max_position_embeddings", 64}};
-}
-
 TEST(Config, ReadsTheFieldsOfHuggingFace) {
   const ModelConfig config = read_changed({{"tie_word_embeddings", true}, {"eos_token_id", 2}});
   EXPECT_EQ(config.model_type, "llama");
@@ -120,39 +111,6 @@ TEST(Config, RopeThetaIsReadAtTopLevelAndNested) {
   EXPECT_THAT(warnings_of(both), IsEmpty());
 }
 
-TEST(Config, RopeTypesUnderBothKeysAndBothNames) {
-  for (const char* type_key : {"type", "rope_type"}) {
-    json old_style = llama3(type_key);
-    old_style.erase("rope_theta");
-    for (const json& changes :
-         {rope(llama3(type_key)), json{{"rope_scaling", old_style}, {"rope_theta", 500000.0}}}) {
-      const RopeParameters parameters = read_changed(changes).rope_parameters;
-      EXPECT_EQ(parameters.rope_type, "llama3");
-      EXPECT_DOUBLE_EQ(parameters.rope_theta, 500000.0);
-      EXPECT_DOUBLE_EQ(parameters.factor, 8.0);
-      EXPECT_DOUBLE_EQ(parameters.low_freq_factor, 1.0);
-      EXPECT_DOUBLE_EQ(parameters.high_freq_factor, 4.0);
-      EXPECT_EQ(parameters.original_max_position_embeddings, 64);
-    }
-    EXPECT_THAT(refusal_of(rope({{type_key, "yarn"}, {"factor", 4.0}})),
-                AllOf(HasSubstr("rope_parameters"), HasSubstr(type_key), HasSubstr("yarn")));
-  }
-}
-
-TEST(Config, RopeThatWouldBeReadWrongIsRefused) {
-  EXPECT_THAT(refusal_of(rope({{"rope_type", "linear"}})), HasSubstr("factor"));
-  EXPECT_THAT(refusal_of(rope({{"rope_theta", -1.0}})), HasSubstr("rope_theta"));
-  json narrow = llama3();
-  narrow["high_freq_factor"] = 1.0;
-  EXPECT_THAT(refusal_of(rope(narrow)), HasSubstr("high_freq_factor"));
-  EXPECT_THAT(refusal_of(rope({{"full_attention", {{"rope_theta", 1e4}}}})),
-              HasSubstr("full_attention"));
-  EXPECT_THAT(refusal_of({{"partial_rotary_factor", 0.5}}), HasSubstr("partial_rotary_factor"));
-  json two = rope({{"rope_type", "linear"}, {"factor", 2.0}});
-  two["rope_scaling"] = {{"rope_type", "linear"}, {"factor", 4.0}};
-  EXPECT_THAT(refusal_of(two), AllOf(HasSubstr("rope_parameters"), HasSubstr("rope_scaling")));
-}
-
 TEST(Config, RefusalsNameFileKeyExpectedAndGot) {
   const std::vector<std::pair<json, std::vector<std::string>>> cases{
       {{{"model_type", "mamba"}}, {"model_type", "mamba", "llama"}},
@@ -208,8 +166,7 @@ TEST(Fingerprint, SeesWhatDecidesTheArithmetic) {
                               json{{"rope_theta", 20000.0}},
                               json{{"attention_bias", true}},
                               json{{"mlp_bias", true}},
-                              rope({{"rope_type", "linear"}, {"factor", 2.0}}),
-                              rope(llama3())}) {
+                              rope({{"rope_type", "linear"}, {"factor", 2.0}})}) {
     EXPECT_NE(fingerprint(read_changed(changes)), reference) << changes;
   }
 }

@@ -3,10 +3,7 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
-#include <cmath>
-
 #include "models/kernels/silu_and_mul.h"
-#include "models/rope.h"
 #include "support.h"
 
 namespace meshnet {
@@ -30,37 +27,6 @@ TEST(RmsNorm, RoundsWhereTransformersDoes) {
           << c10::toString(dtype) << " rows " << rows;
     }
   }
-}
-
-TEST(Rope, RotatesEachPairByPositionTimesFrequency) {
-  at::manual_seed(0);
-  const at::Tensor inv_freq = rope_inv_freq({.rope_theta = 100.0}, 4);
-  EXPECT_TRUE(at::allclose(inv_freq, at::tensor({1.0F, 0.1F})));
-  const at::Tensor at_positions = positions({{0, 2, 0}, {2, 1, 7}});
-  EXPECT_TRUE(at::equal(at_positions, at::tensor({0, 1, 7}, at::kLong)));
-
-  const auto [cos, sin] = rotary_embedding(at_positions, inv_freq, at::kFloat);
-  const at::Tensor states = at::randn({3, 2, 4});
-  const at::Tensor rotated = apply_rotary_pos_emb(states, cos, sin);
-  EXPECT_TRUE(at::equal(rotated[0], states[0]));
-  for (const int64_t pair : {0, 1}) {  // elements i and i + head_dim / 2
-    const double angle = 7 * (pair == 0 ? 1.0 : 0.1);
-    const at::Tensor x = states[2].select(1, pair);
-    const at::Tensor y = states[2].select(1, pair + 2);
-    const at::Tensor expected = x * std::cos(angle) - y * std::sin(angle);
-    EXPECT_TRUE(at::allclose(rotated[2].select(1, pair), expected, 1e-5, 1e-6));
-  }
-}
-
-TEST(Rope, AnglesAreFloat32WhateverTheDtype) {
-  // In bf16 neither the position nor the product could be told from its neighbours.
-  const at::Tensor inv_freq = rope_inv_freq({}, 64);
-  const at::Tensor at_positions = positions({{0, 2, 8190}});
-  const auto [cos, sin] = rotary_embedding(at_positions, inv_freq, at::kBFloat16);
-  const auto exact = rotary_embedding(at_positions, inv_freq, at::kFloat);
-  EXPECT_EQ(cos.scalar_type(), at::kBFloat16);
-  EXPECT_TRUE(at::equal(cos, exact.first.to(at::kBFloat16)));
-  EXPECT_NEAR(exact.first[1][0].item<double>(), std::cos(8191.0), 1e-5);
 }
 
 /// softmax(query · key) · value of one head, with everything written out. query [rows, head_dim].
