@@ -14,8 +14,11 @@ struct Certified {
   std::string_view architecture;
 };
 constexpr std::array kCertified{
+    Certified{"gemma3_text", "Gemma3ForCausalLM"},
     Certified{"llama", "LlamaForCausalLM"},
+    Certified{"mistral", "MistralForCausalLM"},
     Certified{"qwen2", "Qwen2ForCausalLM"},
+    Certified{"qwen3", "Qwen3ForCausalLM"},
 };
 
 std::string certified_list() {

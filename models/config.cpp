@@ -65,7 +65,7 @@ std::vector<int64_t> read_eos_token_id(const JsonReader& file, int64_t vocab_siz
   return ids;
 }
 
-void read_heads(const JsonReader& file, ModelConfig& config) {
+void read_heads(const JsonReader& file, int64_t default_head_dim, ModelConfig& config) {
   config.num_attention_heads = file.integer("num_attention_heads", 1, kMaxSize);
   config.num_key_value_heads =
       file.integer_or("num_key_value_heads", config.num_attention_heads, 1, kMaxSize);
@@ -73,14 +73,47 @@ void read_heads(const JsonReader& file, ModelConfig& config) {
     file.fail("num_key_value_heads",
               "a divisor of num_attention_heads " + std::to_string(config.num_attention_heads));
   }
-  if (!file.has("head_dim") && config.hidden_size % config.num_attention_heads != 0) {
+  if (!file.has("head_dim") && default_head_dim == 0 &&
+      config.hidden_size % config.num_attention_heads != 0) {
     file.fail("num_attention_heads",
               "a divisor of hidden_size " + std::to_string(config.hidden_size) +
                   ", since head_dim is not given");
   }
-  config.head_dim =
-      file.integer_or("head_dim", config.hidden_size / config.num_attention_heads, 1, kMaxSize);
+  config.head_dim = file.integer_or(
+      "head_dim",
+      default_head_dim > 0 ? default_head_dim : config.hidden_size / config.num_attention_heads,
+      1,
+      kMaxSize);
   if (config.head_dim % 2 != 0) file.fail("head_dim", "an even number (rotary embedding)");
+}
+
+void read_layer_types(const JsonReader& file,
+                      const Architecture& architecture,
+                      ModelConfig& config) {
+  bool slides = false;
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const LayerType type =
+        architecture.layer_type ? architecture.layer_type(config, layer) : LayerType::kFull;
+    config.layer_types.push_back(type);
+    slides = slides || type == LayerType::kSliding;
+  }
+  if (slides) config.sliding_window = file.integer_or("sliding_window", 4096, 1, kMaxPositions);
+}
+
+/// The text model's part of a multimodal model's file: its text_config, with what only the outer
+/// object says. Any other file as it is.
+nlohmann::json text_part(nlohmann::json file, const std::string& where) {
+  const JsonReader outer(file, where);
+  const std::string model_type = outer.string("model_type");
+  const auto inner = outer.object("text_config");
+  if (!inner || !find_architecture(model_type + "_text")) return file;
+  nlohmann::json text = inner->value();
+  for (const char* key :
+       {"dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings", "quantization_config"}) {
+    if (outer.has(key)) text[key] = file.at(key);
+  }
+  if (!inner->has("model_type")) text["model_type"] = model_type + "_text";
+  return text;
 }
 
 }  // namespace
@@ -88,7 +121,8 @@ void read_heads(const JsonReader& file, ModelConfig& config) {
 ModelConfig read_config(const std::filesystem::path& model_dir) {
   ModelConfig config;
   config.path = model_dir / "config.json";
-  config.raw = std::make_shared<const nlohmann::json>(parse_file(config.path));
+  config.raw = std::make_shared<const nlohmann::json>(
+      text_part(parse_file(config.path), config.path.string()));
   const JsonReader file(*config.raw, config.path.string());
 
   config.model_type = file.string("model_type");
@@ -100,17 +134,20 @@ ModelConfig read_config(const std::filesystem::path& model_dir) {
   config.torch_dtype = read_dtype(file);
   config.vocab_size = file.integer("vocab_size", 1, kMaxVocab);
   config.hidden_size = file.integer("hidden_size", 1, kMaxSize);
-  config.intermediate_size = file.integer("intermediate_size", 1, kMaxSize);
+  config.intermediate_size =
+      architecture.always_experts ? 0 : file.integer("intermediate_size", 1, kMaxSize);
   config.num_hidden_layers = file.integer("num_hidden_layers", 1, kMaxSize);
-  read_heads(file, config);
+  read_heads(file, architecture.default_head_dim, config);
   config.max_position_embeddings = file.integer("max_position_embeddings", 1, kMaxPositions);
   config.rms_norm_eps = file.positive("rms_norm_eps");
-  config.tie_word_embeddings = file.boolean_or("tie_word_embeddings", false);
+  config.tie_word_embeddings =
+      file.boolean_or("tie_word_embeddings", architecture.default_tie_word_embeddings);
   config.rope_parameters = read_rope_parameters(
       file, architecture.rope_defaults, config.head_dim, config.max_position_embeddings);
   config.sliding_rope_parameters = read_sliding_rope_parameters(
       file, architecture.rope_defaults, config.head_dim, config.max_position_embeddings);
   config.eos_token_id = read_eos_token_id(file, config.vocab_size);
+  read_layer_types(file, architecture, config);
   architecture.extras(config);  // so that a bad extra fails here already
   return config;
 }
@@ -118,6 +155,8 @@ ModelConfig read_config(const std::filesystem::path& model_dir) {
 std::string fingerprint(const ModelConfig& config) {
   // Floating-point values count as float32: that is what the arithmetic sees, and tools write the
   // same epsilon as 1e-05 or 9.999999747378752e-06.
+  std::vector<int> layer_types;
+  for (const LayerType type : config.layer_types) layer_types.push_back(static_cast<int>(type));
   const nlohmann::json values{
       {"model_type", config.model_type},
       {"vocab_size", config.vocab_size},
@@ -129,6 +168,8 @@ std::string fingerprint(const ModelConfig& config) {
       {"head_dim", config.head_dim},
       {"rms_norm_eps", as_float(config.rms_norm_eps)},
       {"tie_word_embeddings", config.tie_word_embeddings},
+      {"layer_types", layer_types},
+      {"sliding_window", config.sliding_window},
       {"rope_parameters", fingerprint_values(config.rope_parameters)},
       {"sliding_rope_parameters",
        config.sliding_rope_parameters ? fingerprint_values(*config.sliding_rope_parameters)

@@ -8,21 +8,20 @@
 
 namespace meshnet {
 
-at::Tensor rms_norm(const at::Tensor& hidden_states, const at::Tensor& weight, double eps) {
-  if (takes_bf16_kernels(hidden_states) && hidden_states.is_contiguous()) {
-    return rms_norm_bf16(hidden_states, weight, eps);
-  }
-  // at::rms_norm with the weight would round once, at the end; Hugging Face rounds before × weight.
-  // Without it, at::rms_norm is bit-equal to their five operations and one pass over memory.
-  return at::rms_norm(hidden_states, weight.sizes(), {}, eps) * weight;
-}
-
 at::Tensor causal_attention(const at::Tensor& query,
                             const at::Tensor& key,
                             const at::Tensor& value,
-                            double scaling) {
+                            double scaling,
+                            int64_t sliding_window) {
   const int64_t rows = query.size(0);
   const int64_t past = key.size(1) - rows;
+  if (rows == 1 && sliding_window > 0 && key.size(1) > sliding_window) {
+    return causal_attention(query,
+                            key.narrow(1, key.size(1) - sliding_window, sliding_window),
+                            value.narrow(1, key.size(1) - sliding_window, sliding_window),
+                            scaling,
+                            0);
+  }
   const int64_t groups = query.size(1) / key.size(0);
   if (takes_attend_row(query)) return attend_row(query, key, value, scaling);
   if (rows == 1) {
@@ -39,14 +38,18 @@ at::Tensor causal_attention(const at::Tensor& query,
   }
   // LibTorch's is_causal counts from the top left, which is wrong as soon as there is a past.
   std::optional<at::Tensor> mask;  // [rows, past + rows], true = seen
-  if (past > 0) mask = at::ones({rows, past + rows}, query.options().dtype(at::kBool)).tril(past);
+  const bool windowed = sliding_window > 0 && past + rows > sliding_window;
+  if (past > 0 || windowed) {
+    mask = at::ones({rows, past + rows}, query.options().dtype(at::kBool)).tril(past);
+    if (windowed) mask = mask->triu(past - sliding_window + 1);
+  }
   const at::Tensor attn_output =  // [1, num_attention_heads, rows, head_dim]
       at::scaled_dot_product_attention(query.transpose(0, 1).unsqueeze(0),
                                        key.unsqueeze(0),
                                        value.unsqueeze(0),
                                        mask,
                                        /*dropout_p=*/0.0,
-                                       /*is_causal=*/past == 0,
+                                       /*is_causal=*/!mask,
                                        scaling,
                                        /*enable_gqa=*/groups > 1);
   return attn_output.squeeze(0).transpose(0, 1).reshape({rows, -1});

@@ -4,12 +4,15 @@
 
 namespace meshnet {
 
-extern const Architecture kLlama;  // arch/llama.cpp
-extern const Architecture kQwen2;  // arch/qwen2.cpp
+extern const Architecture kGemma3Text;  // arch/gemma3.cpp
+extern const Architecture kLlama;       // arch/llama.cpp
+extern const Architecture kMistral;     // arch/mistral.cpp
+extern const Architecture kQwen2;       // arch/qwen2.cpp
+extern const Architecture kQwen3;       // arch/qwen3.cpp
 
 namespace {
 
-constexpr std::array kArchitectures{&kLlama, &kQwen2};
+constexpr std::array kArchitectures{&kGemma3Text, &kLlama, &kMistral, &kQwen2, &kQwen3};
 
 }  // namespace
 

@@ -16,6 +16,16 @@ class Weights;
 /// What one file of arch/ has to offer.
 struct Architecture {
   std::string_view model_type;
+  /// How an absolute layer mixes tokens; nullptr = full attention in all.
+  LayerType (*layer_type)(const ModelConfig& config, int64_t layer) = nullptr;
+  RopeDefaults rope_defaults = {};
+  /// What its configuration class has where the file does not say. 0 = hidden_size /
+  /// num_attention_heads.
+  int64_t default_head_dim = 0;
+  bool default_tie_word_embeddings = false;
+  bool always_experts = false;     ///< no layer has a dense MLP: there is no intermediate_size
+  bool zero_centred_norm = false;  ///< of the final norm
+  bool scaled_embedding = false;   ///< embeddings × sqrt(hidden_size)
   /// What its block reads beyond ModelConfig, checked and with defaults filled in: part of the
   /// model's fingerprint. Throws std::runtime_error naming file, key, expected and got.
   nlohmann::json (*extras)(const ModelConfig& config);
@@ -25,7 +35,6 @@ struct Architecture {
   std::unique_ptr<Block> (*make_block)(const ModelConfig& config,
                                        const Weights& weights,
                                        int64_t layer);
-  RopeDefaults rope_defaults = {};
 };
 
 /// The entry of the table for a config's model_type; nullptr where there is none.

@@ -5,6 +5,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <charconv>
+#include <cmath>
 #include <optional>
 #include <stdexcept>
 #include <string_view>
@@ -12,7 +13,6 @@
 
 #include "models/log.h"
 #include "models/nvtx.h"
-#include "models/ops.h"
 #include "models/registry.h"
 #include "models/weights.h"
 
@@ -154,7 +154,9 @@ ModelSlice::ModelSlice(const std::filesystem::path& model_dir,
     blocks_.push_back(architecture.make_block(config, weights.at(layer_prefix(layer)), layer));
   }
   if (is_last()) {
-    norm_ = weights.get(kNorm, {config.hidden_size});
+    norm_ = {weights.get(kNorm, {config.hidden_size}),
+             config.rms_norm_eps,
+             architecture.zero_centred_norm};
     lm_head_.weight =
         tied_last ? embed_tokens_ : weights.get(kLmHead, {config.vocab_size, config.hidden_size});
   }
@@ -162,6 +164,9 @@ ModelSlice::ModelSlice(const std::filesystem::path& model_dir,
   rotary_ = rope_frequencies(config.rope_parameters, config.head_dim, device);
   if (config.sliding_rope_parameters) {
     sliding_rotary_ = rope_frequencies(*config.sliding_rope_parameters, config.head_dim, device);
+  }
+  if (architecture.scaled_embedding) {
+    embed_scale_ = std::sqrt(static_cast<double>(config.hidden_size));
   }
   nbytes_ = weights.nbytes();
 }
@@ -180,7 +185,10 @@ at::Tensor ModelSlice::embed(const at::Tensor& input_ids) const {
                                        largest.item<int64_t>()));
     }
   }
-  return at::embedding(embed_tokens_, input_ids.to(embed_tokens_.device()));
+  const at::Tensor embedded = at::embedding(embed_tokens_, input_ids.to(embed_tokens_.device()));
+  if (embed_scale_ == 1.0) return embedded;
+  // As in transformers the factor is rounded to the compute dtype first.
+  return embedded * at::scalar_tensor(embed_scale_, embed_tokens_.options());
 }
 
 at::Tensor ModelSlice::forward(at::Tensor hidden_states,
@@ -223,7 +231,7 @@ Step ModelSlice::make_step(std::vector<Sequence> sequences, at::ScalarType dtype
 
 at::Tensor ModelSlice::logits(const at::Tensor& hidden_states) const {
   if (!is_last()) throw std::logic_error("logits: this slice does not hold the last layer");
-  return lm_head_.forward(rms_norm(hidden_states, norm_, config_.rms_norm_eps)).to(at::kFloat);
+  return lm_head_.forward(norm_.forward(hidden_states)).to(at::kFloat);
 }
 
 RecipeFields recipe_fields(const ModelConfig& config, LayerRange owned, at::ScalarType dtype) {

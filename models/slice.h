@@ -13,6 +13,7 @@
 #include "models/block.h"
 #include "models/config.h"
 #include "models/layers/linear.h"
+#include "models/layers/rms_norm.h"
 #include "models/rope.h"
 
 namespace meshnet {
@@ -61,8 +62,9 @@ class ModelSlice {
   at::Tensor
       embed_tokens_;  ///< [vocab_size, hidden_size]; is_first, or is_last with tied embeddings
   std::vector<std::unique_ptr<Block>> blocks_;
-  at::Tensor norm_;  ///< [hidden_size]; is_last
-  Linear lm_head_;   ///< [vocab_size, hidden_size]; is_last
+  double embed_scale_ = 1.0;
+  RmsNorm norm_;    ///< over hidden_size; is_last
+  Linear lm_head_;  ///< [vocab_size, hidden_size]; is_last
   RotaryFrequencies rotary_;
   std::optional<RotaryFrequencies> sliding_rotary_;
   int64_t nbytes_ = 0;

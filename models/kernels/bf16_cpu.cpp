@@ -80,12 +80,22 @@ MESHNET_AVX512_BF16 void multiply_rows(const BFloat16* weight,
   }
 }
 
-MESHNET_AVX512_BF16 void normalise_row(
-    const BFloat16* x, const BFloat16* weight, BFloat16* out, int64_t size, float eps) {
+MESHNET_AVX512_BF16 void normalise_row(const BFloat16* x,
+                                       const BFloat16* weight,
+                                       BFloat16* out,
+                                       int64_t size,
+                                       float eps,
+                                       bool zero_centred) {
   const float scale = 1.0F / std::sqrt(dot<false>(x, x, size) / static_cast<float>(size) + eps);
   for (int64_t i = 0; i < size; i += kFloats) {
-    const __m512 normalised = rounded(_mm512_mul_ps(load_floats(x + i), _mm512_set1_ps(scale)));
-    store_floats(out + i, _mm512_mul_ps(normalised, load_floats(weight + i)));
+    __m512 normalised = _mm512_mul_ps(load_floats(x + i), _mm512_set1_ps(scale));
+    __m512 factor = load_floats(weight + i);
+    if (zero_centred) {
+      factor = _mm512_add_ps(factor, _mm512_set1_ps(1.0F));
+    } else {
+      normalised = rounded(normalised);
+    }
+    store_floats(out + i, _mm512_mul_ps(normalised, factor));
   }
 }
 
@@ -227,16 +237,25 @@ at::Tensor linear_row(const at::Tensor& x, const at::Tensor& weight, const at::T
   return out;
 }
 
-at::Tensor rms_norm_bf16(const at::Tensor& hidden_states, const at::Tensor& weight, double eps) {
-  const int64_t size = hidden_states.size(1);
-  at::Tensor out = at::empty(hidden_states.sizes(), hidden_states.options());
-  const auto* x = hidden_states.const_data_ptr<BFloat16>();
+at::Tensor rms_norm_bf16(const at::Tensor& x,
+                         const at::Tensor& weight,
+                         double eps,
+                         bool zero_centred) {
+  const int64_t heads = x.dim() == 3 ? x.size(1) : 1;
+  const int64_t head_stride = x.dim() == 3 ? x.stride(1) : 0;
+  const int64_t size = x.size(-1);
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  const auto* x_data = x.const_data_ptr<BFloat16>();
   const auto* weight_data = weight.const_data_ptr<BFloat16>();
   auto* out_data = out.mutable_data_ptr<BFloat16>();
-  at::parallel_for(0, hidden_states.size(0), worth_a_thread(size), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, x.size(0) * heads, worth_a_thread(size), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      normalise_row(
-          x + row * size, weight_data, out_data + row * size, size, static_cast<float>(eps));
+      normalise_row(x_data + row / heads * x.stride(0) + row % heads * head_stride,
+                    weight_data,
+                    out_data + row * size,
+                    size,
+                    static_cast<float>(eps),
+                    zero_centred);
     }
   });
   return out;
@@ -310,7 +329,7 @@ bool takes_attend_row(const at::Tensor&) { return false; }
 at::Tensor linear_row(const at::Tensor&, const at::Tensor&, const at::Tensor&) {
   throw std::logic_error("linear_row: not on this processor");
 }
-at::Tensor rms_norm_bf16(const at::Tensor&, const at::Tensor&, double) {
+at::Tensor rms_norm_bf16(const at::Tensor&, const at::Tensor&, double, bool) {
   throw std::logic_error("rms_norm_bf16: not on this processor");
 }
 void rotate_bf16(const at::Tensor&, const at::Tensor&, const at::Tensor&) {

@@ -15,9 +15,12 @@ bool takes_bf16_kernels(const at::Tensor& x);
 /// [1, out_features]. The twin is at::linear.
 at::Tensor linear_row(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias);
 
-/// hidden_states [rows, size], contiguous; weight [size] → the same shape. Rounds where its twin,
-/// rms_norm in ops.h, does.
-at::Tensor rms_norm_bf16(const at::Tensor& hidden_states, const at::Tensor& weight, double eps);
+/// x [rows, size] or [rows, heads, size], weight [size] → the same shape, contiguous. Rounds where
+/// its twin, RmsNorm::forward, does; `zero_centred` as there.
+at::Tensor rms_norm_bf16(const at::Tensor& x,
+                         const at::Tensor& weight,
+                         double eps,
+                         bool zero_centred);
 
 /// Rotates states [tokens, heads, rotary_dim] in place, perhaps a view of heads that are wider; cos
 /// and sin [tokens, rotary_dim], contiguous, rotary_dim a multiple of 32. Rounds where its twin,

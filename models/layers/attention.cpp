@@ -1,6 +1,8 @@
 #include "models/layers/attention.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sigmoid.h>
 
 #include <cmath>
 #include <variant>
@@ -11,57 +13,139 @@
 #include "models/weights.h"
 
 namespace meshnet {
+namespace {
+
+bool slides(const ModelConfig& config, int64_t layer) {
+  return config.layer_types[static_cast<std::size_t>(layer)] == LayerType::kSliding;
+}
+
+/// q_proj with gates holds per head its head_dim query rows, then its head_dim gate rows: they go
+/// apart, to queries and gates [num_attention_heads * head_dim, ...], parts of one tensor.
+void load_query_and_gate(const Weights& weights,
+                         const std::string& name,
+                         int64_t num_attention_heads,
+                         const at::Tensor& queries,
+                         const at::Tensor& gates) {
+  std::vector<int64_t> shape = queries.sizes().vec();
+  shape[0] *= 2;
+  const at::Tensor stored = at::empty(shape, queries.options());
+  weights.load(name, stored);
+  const auto by_head = [&](const at::Tensor& rows) {
+    return rows.unflatten(0, {num_attention_heads, rows.size(0) / num_attention_heads});
+  };
+  const auto parts = by_head(stored).chunk(2, 1);
+  by_head(queries).copy_(parts[0]);
+  by_head(gates).copy_(parts[1]);
+}
+
+/// The rows q, k, v and gate of one matrix.
+Linear load_gated_qkv(
+    const Weights& weights, const ModelConfig& config, int64_t q_size, int64_t kv_size, bool bias) {
+  Linear linear;
+  const auto load = [&](const std::string& kind, std::vector<int64_t> shape) {
+    shape.insert(shape.begin(), 2 * (q_size + kv_size));
+    at::Tensor whole = weights.empty(shape);
+    load_query_and_gate(weights,
+                        "q_proj." + kind,
+                        config.num_attention_heads,
+                        whole.narrow(0, 0, q_size),
+                        whole.narrow(0, q_size + 2 * kv_size, q_size));
+    weights.load("k_proj." + kind, whole.narrow(0, q_size, kv_size));
+    weights.load("v_proj." + kind, whole.narrow(0, q_size + kv_size, kv_size));
+    return whole;
+  };
+  linear.weight = load("weight", {config.hidden_size});
+  if (bias) linear.bias = load("bias", {});
+  return linear;
+}
+
+/// Takes key and value [rows, num_key_value_heads, head_dim] up in the layer's state; all that the
+/// rows may see.
+KeyValue append(const Sequence& sequence,
+                int64_t layer,
+                bool sliding,
+                const at::Tensor& key,
+                const at::Tensor& value) {
+  if (sequence.cache == nullptr) return {key.transpose(0, 1), value.transpose(0, 1)};
+  LayerCache& cache = sequence.cache->at(layer);
+  return sliding ? std::get<SlidingKvCache>(cache).append(key, value)
+                 : std::get<KvCache>(cache).append(key, value);
+}
+
+}  // namespace
 
 at::Tensor Attention::forward(const at::Tensor& x, const Step& step, int64_t layer) const {
   const int64_t rotated_heads = num_attention_heads + num_key_value_heads;
 
-  // 1. Project: per token its query heads, then its key heads, then its value heads.
-  const at::Tensor qkv =  // [tokens, num_attention_heads + 2 * num_key_value_heads, head_dim]
-      qkv_proj.forward(x).view({x.size(0), rotated_heads + num_key_value_heads, head_dim});
+  // 1. Project: per token its query heads, key heads, value heads, and gates.
+  const at::Tensor qkv = qkv_proj.forward(x).unflatten(1, {-1, head_dim});
 
-  // 2. Rotate queries and keys together, by each row's own position.
-  const at::Tensor qk = rotate_heads(qkv.narrow(1, 0, rotated_heads), step.rotary);
+  // 2. Normalise and rotate queries and keys together, by each row's own position.
+  at::Tensor qk = qkv.narrow(1, 0, rotated_heads);
+  if (q_norm.weight.defined()) {
+    qk = at::cat({q_norm.forward(qkv.narrow(1, 0, num_attention_heads)),
+                  k_norm.forward(qkv.narrow(1, num_attention_heads, num_key_value_heads))},
+                 1);
+  }
+  const bool own_rotary = sliding_window > 0 && step.sliding_rotary.cos.defined();
+  qk = rotate_heads(qk, own_rotary ? step.sliding_rotary : step.rotary);
   const at::Tensor query = qk.narrow(1, 0, num_attention_heads);
   const at::Tensor key = qk.narrow(1, num_attention_heads, num_key_value_heads);
   const at::Tensor value = qkv.narrow(1, rotated_heads, num_key_value_heads);
 
   // 3. Attend, sequence by sequence: each sees its own rows, and those of its state, only.
-  const double scaling = 1.0 / std::sqrt(static_cast<double>(head_dim));
-  std::vector<at::Tensor> attn_output;  // each [rows, num_attention_heads * head_dim]
-  attn_output.reserve(step.sequences.size());
+  std::vector<at::Tensor> outputs;  // each [rows, num_attention_heads * head_dim]
+  outputs.reserve(step.sequences.size());
   for (const Sequence& sequence : step.sequences) {
     const auto own = [&](const at::Tensor& rows) {
       return rows.narrow(0, sequence.first_row, sequence.rows);
     };
-    const KeyValue seen =
-        sequence.cache != nullptr
-            ? std::get<KvCache>(sequence.cache->at(layer)).append(own(key), own(value))
-            : KeyValue{own(key).transpose(0, 1), own(value).transpose(0, 1)};
-    attn_output.push_back(causal_attention(own(query), seen.key, seen.value, scaling));
+    const KeyValue seen = append(sequence, layer, sliding_window > 0, own(key), own(value));
+    outputs.push_back(causal_attention(own(query), seen.key, seen.value, scaling, sliding_window));
   }
+  at::Tensor attn_output = outputs.size() == 1 ? outputs[0] : at::cat(outputs);
 
   // 4. Back to hidden_size, all rows at once.
-  return o_proj.forward(attn_output.size() == 1 ? attn_output[0] : at::cat(attn_output));
+  if (output_gate) {
+    const at::Tensor gate =
+        qkv.narrow(1, rotated_heads + num_key_value_heads, num_attention_heads).flatten(1);
+    attn_output = attn_output * at::sigmoid(gate);
+  }
+  return o_proj.forward(attn_output);
 }
 
 Attention load_attention(const Weights& weights,
                          const ModelConfig& config,
-                         bool qkv_bias,
-                         bool o_bias) {
-  const int64_t q_size = config.num_attention_heads * config.head_dim;
-  const int64_t kv_size = config.num_key_value_heads * config.head_dim;
+                         int64_t layer,
+                         const AttentionOptions& options) {
+  const int64_t head_dim = config.head_dim;
+  const int64_t q_size = config.num_attention_heads * head_dim;
+  const int64_t kv_size = config.num_key_value_heads * head_dim;
+  const auto norm = [&](const char* name) {
+    return RmsNorm{options.qk_norm ? weights.get(name, {head_dim}) : at::Tensor(),
+                   config.rms_norm_eps,
+                   options.zero_centred_norm};
+  };
   return {config.num_attention_heads,
           config.num_key_value_heads,
-          config.head_dim,
-          load_linear(weights,
-                      config.hidden_size,
-                      {{"q_proj", q_size}, {"k_proj", kv_size}, {"v_proj", kv_size}},
-                      qkv_bias),
-          load_linear(weights, q_size, {{"o_proj", config.hidden_size}}, o_bias)};
+          head_dim,
+          options.scaling > 0 ? options.scaling : 1.0 / std::sqrt(static_cast<double>(head_dim)),
+          slides(config, layer) ? config.sliding_window : 0,
+          options.output_gate,
+          options.output_gate
+              ? load_gated_qkv(weights, config, q_size, kv_size, options.qkv_bias)
+              : load_linear(weights,
+                            config.hidden_size,
+                            {{"q_proj", q_size}, {"k_proj", kv_size}, {"v_proj", kv_size}},
+                            options.qkv_bias),
+          load_linear(weights, q_size, {{"o_proj", config.hidden_size}}, options.o_bias),
+          norm("q_norm.weight"),
+          norm("k_norm.weight")};
 }
 
-LayerGeometry attention_geometry(const ModelConfig& config) {
-  return KvGeometry{config.num_key_value_heads, config.head_dim};
+LayerGeometry attention_geometry(const ModelConfig& config, int64_t layer) {
+  if (!slides(config, layer)) return KvGeometry{config.num_key_value_heads, config.head_dim};
+  return SlidingKvGeometry{config.num_key_value_heads, config.head_dim, config.sliding_window};
 }
 
 }  // namespace meshnet

@@ -68,7 +68,7 @@ TEST_F(Bf16Cpu, RmsNorm) {
     const at::Tensor x = (at::randn({rows, 576}) * 3).to(at::kBFloat16);
     const at::Tensor weight = at::randn({576}).to(at::kBFloat16);
     const at::Tensor twin = at::rms_norm(x, {576}, {}, 1e-5) * weight;
-    const at::Tensor out = rms_norm_bf16(x, weight, 1e-5);
+    const at::Tensor out = rms_norm_bf16(x, weight, 1e-5, /*zero_centred=*/false);
     // The mean of squares may differ in its last bit, and with it, rarely, a rounding.
     EXPECT_LT(relative_error(out, twin), 2 * kOneRounding);
     EXPECT_LT((out != twin).to(at::kFloat).mean().item<double>(), 1e-2);
@@ -102,7 +102,7 @@ TEST_F(Bf16Cpu, AttendsOverAnyLengthWithAnyHeadDim) {
       const at::Tensor value =
           at::randn({2, 1024, head_dim}).to(at::kBFloat16).narrow(1, 0, length);
       const at::Tensor expected = causal_attention(
-          query.to(at::kDouble), key.to(at::kDouble), value.to(at::kDouble), 0.125);
+          query.to(at::kDouble), key.to(at::kDouble), value.to(at::kDouble), 0.125, 0);
       EXPECT_LT(relative_error(attend_row(query, key, value, 0.125), expected), 2 * kOneRounding)
           << length << " keys of " << head_dim;
     }

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "models/kernels/silu_and_mul.h"
+#include "models/layers/rms_norm.h"
 #include "support.h"
 
 namespace meshnet {
@@ -16,6 +17,16 @@ at::Tensor rms_norm_of_transformers(const at::Tensor& x, const at::Tensor& weigh
   return weight * (hidden_states * at::rsqrt(variance + eps)).to(x.scalar_type());
 }
 
+/// Gemma3RMSNorm of transformers, operation by operation.
+at::Tensor zero_centred_norm_of_transformers(const at::Tensor& x,
+                                             const at::Tensor& weight,
+                                             double eps) {
+  const at::Tensor hidden_states = x.to(at::kFloat);
+  const at::Tensor variance = hidden_states.pow(2).mean(-1, true);
+  const at::Tensor output = hidden_states * at::rsqrt(variance + eps);
+  return (output * (1.0 + weight.to(at::kFloat))).to(x.scalar_type());
+}
+
 TEST(RmsNorm, RoundsWhereTransformersDoes) {
   at::manual_seed(0);
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
@@ -23,9 +34,38 @@ TEST(RmsNorm, RoundsWhereTransformersDoes) {
       const at::Tensor x = (at::randn({rows, 576}) * 3).to(dtype);
       at::Tensor weight = (at::rand({576}) + 0.5).to(dtype);
       weight[3] = 0.001;
-      EXPECT_TRUE(at::equal(rms_norm(x, weight, 1e-5), rms_norm_of_transformers(x, weight, 1e-5)))
+      const RmsNorm norm{weight, 1e-5};
+      EXPECT_TRUE(at::equal(norm.forward(x), rms_norm_of_transformers(x, weight, 1e-5)))
           << c10::toString(dtype) << " rows " << rows;
     }
+  }
+}
+
+TEST(RmsNorm, ZeroCentredKeepsWeightsThatVanishBesideOne) {
+  // In bf16 1 + 0.001 is 1; the sum has to be made in float32.
+  at::manual_seed(0);
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const int64_t rows : {1, 7, 300}) {
+      const at::Tensor x = (at::randn({rows, 576}) * 3).to(dtype);
+      const at::Tensor weight =
+          at::where(at::rand({576}) < 0.5, 0.003, at::rand({576}) - 0.5).to(dtype);
+      const RmsNorm norm{weight, 1e-5, /*zero_centred=*/true};
+      const at::Tensor expected = zero_centred_norm_of_transformers(x, weight, 1e-5);
+      // Where the order of a float32 sum decides, a value may fall to the other side.
+      EXPECT_LT(at::ne(norm.forward(x), expected).sum().item<int64_t>(), x.numel() / 100 + 1)
+          << c10::toString(dtype) << " rows " << rows;
+      EXPECT_LT(relative_error(norm.forward(x), expected), dtype == at::kFloat ? 1e-6 : 4e-3);
+    }
+  }
+}
+
+TEST(RmsNorm, NormalisesTheHeadsOfAView) {
+  at::manual_seed(0);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    const at::Tensor qkv = at::randn({3, 8, 32}).to(dtype);
+    const RmsNorm norm{at::rand({32}).to(dtype), 1e-6};
+    const at::Tensor heads = qkv.narrow(1, 2, 5);
+    EXPECT_TRUE(at::equal(norm.forward(heads), norm.forward(heads.contiguous())));
   }
 }
 
@@ -58,13 +98,40 @@ TEST(CausalAttention, GroupsHeadsAndSeesOnlyTheNotLater) {
   const at::Tensor expected = at::cat(heads, 1);
   const at::Tensor keys = key.transpose(0, 1);
   const at::Tensor values = value.transpose(0, 1);
-  EXPECT_TRUE(at::allclose(causal_attention(query, keys, values, 0.3), expected, 1e-4, 1e-5));
+  EXPECT_TRUE(at::allclose(causal_attention(query, keys, values, 0.3, 0), expected, 1e-4, 1e-5));
 
   // The newest rows over keys and values of a past: the last rows of the whole.
   for (const int64_t rows : {1, 2, 5}) {
     const at::Tensor newest =
-        causal_attention(query.narrow(0, kLength - rows, rows), keys, values, 0.3);
+        causal_attention(query.narrow(0, kLength - rows, rows), keys, values, 0.3, 0);
     EXPECT_TRUE(at::allclose(newest, expected.narrow(0, kLength - rows, rows), 1e-4, 1e-5)) << rows;
+  }
+}
+
+TEST(CausalAttention, AWindowIsTheLastKeysOnly) {
+  // Each row by itself, over nothing but the keys that its window shows.
+  at::manual_seed(0);
+  constexpr int64_t kLength = 20;
+  const at::Tensor query = at::randn({kLength, 4, 8});
+  const at::Tensor keys = at::randn({2, kLength, 8});
+  const at::Tensor values = at::randn({2, kLength, 8});
+  for (const int64_t window : {1, 3, 19, 20, 100}) {
+    std::vector<at::Tensor> rows;
+    for (int64_t row = 0; row < kLength; ++row) {
+      const int64_t seen = std::min(row + 1, window);
+      rows.push_back(causal_attention(query.narrow(0, row, 1),
+                                      keys.narrow(1, row + 1 - seen, seen),
+                                      values.narrow(1, row + 1 - seen, seen),
+                                      0.3,
+                                      0));
+    }
+    const at::Tensor expected = at::cat(rows);
+    for (const int64_t newest : {1, 2, 7, 20}) {
+      const at::Tensor out =
+          causal_attention(query.narrow(0, kLength - newest, newest), keys, values, 0.3, window);
+      EXPECT_LT(relative_error(out, expected.narrow(0, kLength - newest, newest)), 1e-5)
+          << "window " << window << ", " << newest << " rows";
+    }
   }
 }
 

@@ -6,6 +6,8 @@
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 
+#include <memory>
+
 #include "support.h"
 
 namespace meshnet {
@@ -14,7 +16,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr int64_t kLayers = 4;
+constexpr int64_t kLayers = 4;  // of the dense one
 
 class Slice : public testing::Test {
  private:
@@ -22,21 +24,23 @@ class Slice : public testing::Test {
 };
 
 /// The same for every kind of tiny model.
-class EveryTinyModel : public Slice, public testing::WithParamInterface<const char*> {
+class EveryTinyModel : public Slice, public testing::WithParamInterface<std::string> {
  protected:
   std::filesystem::path dir() const { return tiny_model(GetParam()); }
   Tensors golden_ = tiny_golden(GetParam());
   at::Tensor input_ids_ = golden_.at("input_ids");
+  int64_t tokens_ = input_ids_.size(0);
+  int64_t layers_ = read_config(dir()).num_hidden_layers;
 };
 
 INSTANTIATE_TEST_SUITE_P(Families,
                          EveryTinyModel,
-                         testing::Values("dense", "tied", "llama3", "linear", "biases", "qwen2"),
-                         [](const auto& each) { return std::string(each.param); });
+                         testing::ValuesIn(tiny_models()),
+                         [](const auto& each) { return each.param; });
 
 TEST_P(EveryTinyModel, HasTheLogitsOfTransformersInFloat32) {
   const ModelSlice whole = load_whole(dir());
-  for (const int64_t length : {1, 2, 3, 5, 64}) {
+  for (const int64_t length : {1, 2, 3, 5, 63, 64, 65, 130}) {
     const at::Tensor logits = run_route({&whole}, input_ids_.narrow(0, 0, length));
     EXPECT_EQ(logits.scalar_type(), at::kFloat);
     EXPECT_LT(relative_error(logits, golden_.at("logits." + std::to_string(length))), 1e-4)
@@ -48,9 +52,9 @@ TEST_P(EveryTinyModel, HasTheHiddenStatesOfTransformersAfterEveryLayer) {
   const ModelSlice first = load_slice(dir(), {0, 1});
   at::Tensor hidden_states = first.embed(input_ids_);
   EXPECT_TRUE(at::equal(hidden_states, golden_.at("hidden_states.embed")));
-  for (int64_t layer = 0; layer < kLayers; ++layer) {
+  for (int64_t layer = 0; layer < layers_; ++layer) {
     const ModelSlice slice = load_slice(dir(), {layer, layer + 1});
-    hidden_states = slice.forward(hidden_states, {{0, 64, 0}}, layer);
+    hidden_states = slice.forward(hidden_states, {{0, tokens_, 0}}, layer);
     const at::Tensor expected = golden_.at("hidden_states." + std::to_string(layer));
     EXPECT_LT(relative_error(hidden_states, expected), 1e-4) << "layer " << layer;
   }
@@ -78,17 +82,18 @@ TEST_P(EveryTinyModel, SplitAnywhereIsTheWholeBitForBit) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     const ModelSlice whole = load_whole(dir(), dtype);
     const at::Tensor expected = run_route({&whole}, input_ids_);
-    for (int64_t cut = 1; cut < kLayers; ++cut) {
-      const ModelSlice first = load_slice(dir(), {0, cut}, dtype);
-      const ModelSlice rest = load_slice(dir(), {cut, kLayers}, dtype);
-      EXPECT_TRUE(at::equal(run_route({&first, &rest}, input_ids_), expected))
-          << c10::toString(dtype) << " cut at " << cut;
-      for (int64_t second_cut = cut + 1; second_cut < kLayers; ++second_cut) {
-        const ModelSlice middle = load_slice(dir(), {cut, second_cut}, dtype);
-        const ModelSlice last = load_slice(dir(), {second_cut, kLayers}, dtype);
-        EXPECT_TRUE(at::equal(run_route({&first, &middle, &last}, input_ids_), expected))
-            << c10::toString(dtype) << " cuts at " << cut << " and " << second_cut;
+    for (std::vector<int64_t> cuts : cuts_of(layers_)) {
+      cuts.insert(cuts.begin(), 0);
+      cuts.push_back(layers_);
+      std::vector<std::unique_ptr<ModelSlice>> slices;
+      std::vector<const ModelSlice*> route;
+      for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+        slices.push_back(
+            std::make_unique<ModelSlice>(load_slice(dir(), {cuts[i], cuts[i + 1]}, dtype)));
+        route.push_back(slices.back().get());
       }
+      EXPECT_TRUE(at::equal(run_route(route, input_ids_), expected))
+          << c10::toString(dtype) << " cut at " << testing::PrintToString(cuts);
     }
   }
 }
@@ -109,15 +114,16 @@ TEST_F(Slice, StartsAtAnyLayerItHolds) {
   const ModelSlice whole = load_whole(tiny_model("dense"));
   const ModelSlice first = load_slice(tiny_model("dense"), {0, 2});
   const ModelSlice overlapping = load_slice(tiny_model("dense"), {1, kLayers});
-  at::Tensor hidden_states = first.forward(first.embed(input_ids), {{0, 64, 0}}, 0);
-  hidden_states = overlapping.forward(hidden_states, {{0, 64, 0}}, 2);
+  at::Tensor hidden_states = first.forward(first.embed(input_ids), {{0, input_ids.size(0), 0}}, 0);
+  hidden_states = overlapping.forward(hidden_states, {{0, input_ids.size(0), 0}}, 2);
   EXPECT_TRUE(at::equal(overlapping.logits(hidden_states), run_route({&whole}, input_ids)));
 }
 
 TEST_F(Slice, OnlyTheRowsAskedForBecomeLogits) {
   const at::Tensor input_ids = tiny_golden("dense").at("input_ids");
   const ModelSlice whole = load_whole(tiny_model("dense"));
-  const at::Tensor hidden_states = whole.forward(whole.embed(input_ids), {{0, 64, 0}}, 0);
+  const at::Tensor hidden_states =
+      whole.forward(whole.embed(input_ids), {{0, input_ids.size(0), 0}}, 0);
   const at::Tensor last = whole.logits(hidden_states.narrow(0, 63, 1));
   ASSERT_EQ(last.sizes(), (at::IntArrayRef{1, 199}));
   EXPECT_LT(relative_error(last[0], run_route({&whole}, input_ids)[63]), 1e-5);

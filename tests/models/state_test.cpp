@@ -16,7 +16,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-constexpr int64_t kLayers = 4;
+constexpr int64_t kLayers = 4;  // of the dense one
 
 /// A tiny model cut into slices, with the state of one session in each.
 class Route {
@@ -24,7 +24,7 @@ class Route {
   Route(const std::filesystem::path& dir, std::vector<int64_t> cuts, at::ScalarType dtype)
       : dtype_(dtype) {
     cuts.insert(cuts.begin(), 0);
-    cuts.push_back(kLayers);
+    cuts.push_back(read_config(dir).num_hidden_layers);
     for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
       const LayerRange layers{cuts[i], cuts[i + 1]};
       slices_.push_back(std::make_unique<ModelSlice>(load_slice(dir, layers, dtype)));
@@ -65,7 +65,7 @@ class State : public testing::Test {
   c10::InferenceMode no_gradients_;
 };
 
-class EveryTinyModelWithState : public State, public testing::WithParamInterface<const char*> {
+class EveryTinyModelWithState : public State, public testing::WithParamInterface<std::string> {
  protected:
   std::filesystem::path dir() const { return tiny_model(GetParam()); }
   Tensors golden_ = tiny_golden(GetParam());
@@ -74,34 +74,34 @@ class EveryTinyModelWithState : public State, public testing::WithParamInterface
 
 INSTANTIATE_TEST_SUITE_P(Families,
                          EveryTinyModelWithState,
-                         testing::Values("dense", "tied", "llama3", "linear", "biases", "qwen2"),
-                         [](const auto& each) { return std::string(each.param); });
-
-const std::vector<std::vector<int64_t>> kEveryCut = {
-    {}, {1}, {2}, {3}, {1, 2}, {1, 3}, {2, 3}, {1, 2, 3}};
+                         testing::ValuesIn(tiny_models()),
+                         [](const auto& each) { return each.param; });
 
 TEST_P(EveryTinyModelWithState, DecodesTheTokensOfTransformersAtEveryCut) {
   const at::Tensor expected = golden_.at("greedy_ids");
-  for (const auto& cuts : kEveryCut) {
+  const at::Tensor expected_logits = golden_.at("greedy_logits");
+  for (const auto& cuts : cuts_of(read_config(dir()).num_hidden_layers)) {
     const Route route(dir(), cuts, at::kFloat);
     auto caches = route.session();
     at::Tensor next = input_ids_.narrow(0, 0, 5);
     for (int64_t i = 0; i < expected.size(0); ++i) {
-      next = route.step(next, caches).argmax().unsqueeze(0);
+      const at::Tensor logits = route.step(next, caches);
+      next = logits.argmax().unsqueeze(0);
+      ASSERT_LT(relative_error(logits, expected_logits[i]), 1e-4) << "token " << i;
       ASSERT_EQ(next.item<int64_t>(), expected[i].item<int64_t>())
-          << "token " << i << " with " << cuts.size() << " cuts";
+          << "token " << i << " cut at " << testing::PrintToString(cuts);
     }
   }
 }
 
 TEST_P(EveryTinyModelWithState, AnyChunksOfAPrefillAreTheWhole) {
   const Route route(dir(), {2}, at::kFloat);
-  const at::Tensor expected = golden_.at("logits.64")[63];
-  for (const int64_t chunk : {1, 3, 31, 63, 64}) {
+  const at::Tensor expected = golden_.at("logits.130")[129];
+  for (const int64_t chunk : {1, 3, 31, 64, 65, 129, 130}) {
     auto caches = route.session();
     at::Tensor logits;
-    for (int64_t first = 0; first < 64; first += chunk) {
-      logits = route.step(input_ids_.narrow(0, first, std::min(chunk, 64 - first)), caches);
+    for (int64_t first = 0; first < 130; first += chunk) {
+      logits = route.step(input_ids_.narrow(0, first, std::min(chunk, 130 - first)), caches);
     }
     EXPECT_LT(relative_error(logits, expected), 1e-4) << "chunks of " << chunk;
   }
@@ -113,7 +113,7 @@ TEST_P(EveryTinyModelWithState, InLowPrecisionIsCloseToTheStatelessRun) {
        std::vector<std::pair<at::ScalarType, double>>{{at::kBFloat16, 8e-2}, {at::kHalf, 1e-2}}) {
     const Route route(dir(), {1}, dtype);
     auto stateless = route.session();
-    const at::Tensor expected = route.step(input_ids_, stateless);
+    const at::Tensor expected = route.step(input_ids_.narrow(0, 0, 64), stateless);
     auto caches = route.session();
     route.step(input_ids_.narrow(0, 0, 40), caches);
     at::Tensor logits;
@@ -168,7 +168,7 @@ TEST_P(EveryTinyModelWithState, TakesExactlyTheBytesOfItsRecipe) {
 
 TEST_F(State, StartsAtAnyLayerItHolds) {
   const Tensors golden = tiny_golden("dense");
-  const at::Tensor input_ids = golden.at("input_ids");
+  const at::Tensor input_ids = golden.at("input_ids").narrow(0, 0, 64);
   const ModelSlice first = load_slice(tiny_model("dense"), {0, 2});
   const ModelSlice overlapping = load_slice(tiny_model("dense"), {1, kLayers});
   const Recipe recipe(recipe_fields(read_config(tiny_model("dense")), {1, kLayers}, at::kFloat));

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <stdexcept>
 
 #include "models/safetensors.h"
@@ -49,6 +50,33 @@ std::filesystem::path tiny_model(const std::string& name) {
 
 Tensors tiny_golden(const std::string& name) {
   return read_safetensors(tiny_model(name + ".golden.safetensors"));
+}
+
+std::vector<std::string> tiny_models() {
+  return {"dense",
+          "tied",
+          "llama3",
+          "linear",
+          "biases",
+          "mistral",
+          "mistral_window",
+          "qwen2",
+          "qwen2_window",
+          "qwen3",
+          "gemma3"};
+}
+
+std::vector<std::vector<int64_t>> cuts_of(int64_t layers) {
+  std::vector<std::vector<int64_t>> cuts{{}};
+  for (int64_t cut = 1; cut < layers; ++cut) cuts.push_back({cut});
+  for (const auto& [first, second] : std::vector<std::pair<int64_t, int64_t>>{
+           {1, 2}, {1, layers - 1}, {2, 3}, {layers / 2, layers - 1}}) {
+    if (first < second) cuts.push_back({first, second});
+  }
+  std::vector<int64_t> everywhere(static_cast<std::size_t>(layers - 1));
+  std::iota(everywhere.begin(), everywhere.end(), 1);
+  cuts.push_back(everywhere);
+  return cuts;
 }
 
 Tensors read_safetensors(const std::filesystem::path& path) {

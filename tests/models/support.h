@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "models/slice.h"
 
@@ -33,6 +34,11 @@ std::filesystem::path path_from_environment(const char* name);
 /// What tests/golden/make_golden.py made: a model directory, and the golden tensors beside it.
 std::filesystem::path tiny_model(const std::string& name);
 Tensors tiny_golden(const std::string& name);
+/// Their names, one or more of every family.
+std::vector<std::string> tiny_models();
+/// Where to cut a model of so many layers: nowhere, everywhere into two, some ways into three, and
+/// into single layers.
+std::vector<std::vector<int64_t>> cuts_of(int64_t layers);
 
 /// All tensors of a file, in memory of their own.
 Tensors read_safetensors(const std::filesystem::path& path);

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <memory>
+#include <variant>
+
+#include "models/block.h"
+#include "models/config.h"
+#include "models/layers/attention.h"
+#include "models/layers/mlp.h"
+#include "models/layers/rms_norm.h"
+
+namespace meshnet {
+
+class Weights;
+
+/// What moves information between tokens, and what works on each token alone.
+using TokenMixer = std::variant<Attention>;
+using FeedForward = std::variant<Mlp>;
+
+/// The decoder layer of most families: x + mixer(input_layernorm(x)), then
+/// x + feed_forward(post_attention_layernorm(x)).
+class PreNormBlock final : public Block {
+ public:
+  /// `weights` stands at the layer's prefix.
+  PreNormBlock(const ModelConfig& config,
+               const Weights& weights,
+               TokenMixer mixer,
+               FeedForward feed_forward,
+               bool zero_centred_norm = false);
+
+  at::Tensor forward(const at::Tensor& hidden_states,
+                     const Step& step,
+                     int64_t layer) const override;
+
+ private:
+  RmsNorm input_layernorm_;
+  TokenMixer mixer_;
+  RmsNorm post_attention_layernorm_;
+  FeedForward feed_forward_;
+};
+
+}  // namespace meshnet
