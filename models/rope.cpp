@@ -20,11 +20,12 @@ at::Tensor rotate_half(const at::Tensor& x) {
 /// Long wavelengths divided by `factor`, short ones kept, those between blended. [rotary_dim / 2].
 at::Tensor llama3_inv_freq(const RopeParameters& rope, const at::Tensor& inv_freq) {
   const auto old_context_len = static_cast<double>(rope.original_max_position_embeddings);
-  const at::Tensor wavelen = 2 * std::numbers::pi / inv_freq;
+  // Python's number / tensor is this product, which rounds twice.
+  const at::Tensor wavelen = inv_freq.reciprocal() * (2 * std::numbers::pi);
   const at::Tensor is_low_freq = wavelen > old_context_len / rope.low_freq_factor;
   const at::Tensor is_high_freq = wavelen < old_context_len / rope.high_freq_factor;
   const at::Tensor scaled = at::where(is_low_freq, inv_freq / rope.factor, inv_freq);
-  const at::Tensor smooth_factor = (old_context_len / wavelen - rope.low_freq_factor) /
+  const at::Tensor smooth_factor = (wavelen.reciprocal() * old_context_len - rope.low_freq_factor) /
                                    (rope.high_freq_factor - rope.low_freq_factor);
   const at::Tensor smoothed = (1 - smooth_factor) * scaled / rope.factor + smooth_factor * scaled;
   return at::where(is_low_freq | is_high_freq, scaled, smoothed);

@@ -18,6 +18,7 @@ OUT of `smollm2`: golden.safetensors, for each prompt I
 import argparse
 import hashlib
 import importlib.metadata
+import json
 import os
 import shutil
 import sys
@@ -97,6 +98,15 @@ def tiny_configs() -> dict:
         "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 2.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
     }
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    long_factor = [1.0 + 0.5 * i for i in range(16)]
+    longrope = {
+        "rope_type": "longrope",
+        "short_factor": long_factor,  # see set_short_factor()
+        "long_factor": long_factor,
+        "original_max_position_embeddings": 32,
+    }
+    dynamic = {"rope_type": "dynamic", "factor": 4.0}
     return {
         "dense": config(),
         "tied": config(tie_word_embeddings=True),
@@ -119,6 +129,9 @@ def tiny_configs() -> dict:
             layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2
             + ["sliding_attention"],
         ),
+        "yarn": config(rope_parameters=yarn),
+        "longrope": config(rope_parameters=longrope),
+        "dynamic": config(rope_parameters=dynamic),
     }
 
 
@@ -216,6 +229,19 @@ def tiny_forward(model, input_ids) -> dict:
     return goldens
 
 
+def set_short_factor(config_json: Path) -> None:
+    """Another short_factor in a saved longrope model.
+
+    transformers takes short_factor while a sequence is within the original length and long_factor
+    for all of it from then on, so that keys it cached before were rotated by the other one: beyond
+    that length its cached run is not its stateless run. A node that keeps state takes long_factor
+    from the first token on; the model that makes the golden values has long_factor in both places.
+    """
+    config = json.loads(config_json.read_text())
+    config["rope_parameters"]["short_factor"] = [1.0] * 16
+    config_json.write_text(json.dumps(config, indent=2) + "\n")
+
+
 def make_tiny(out: Path) -> None:
     import torch
     from safetensors.torch import save_file
@@ -234,6 +260,7 @@ def make_tiny(out: Path) -> None:
                 {key: value.contiguous() for key, value in goldens.items()},
                 out / f"{name}.golden.safetensors",
             )
+        set_short_factor(out / "longrope" / "config.json")
 
 
 def smollm2_prompts(tokenizer) -> list[tuple[str, list[int]]]:

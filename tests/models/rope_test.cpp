@@ -4,11 +4,45 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
+#include "models/json_reader.h"
 #include "support.h"
 
 namespace meshnet {
 namespace {
+
+/// Exactly these numbers.
+void expect_equal(const at::Tensor& inv_freq, const nlohmann::json& expected) {
+  EXPECT_TRUE(at::equal(inv_freq, at::tensor(expected.get<std::vector<float>>())))
+      << inv_freq << expected;
+}
+
+TEST(Rope, HasTheFrequenciesOfTransformersForEveryTypeAndForm) {
+  const std::map<std::string, RopeDefaults> defaults_of{
+      {"llama", {}},
+      {"qwen3_next", {.partial_rotary_factor = 0.25}},
+      {"gemma3_text", {.rope_theta = 1e6, .sliding_rope_theta = 1e4}}};
+  const auto cases = read_json(path_from_environment("MESHNET_ROPE_GOLDEN") / "rope.json");
+  ASSERT_GT(cases.size(), 40);
+  for (const auto& golden : cases) {
+    SCOPED_TRACE(golden.at("name").get<std::string>());
+    const JsonReader file(golden.at("config"), "config.json");
+    const RopeDefaults& defaults = defaults_of.at(file.string("model_type"));
+    const int64_t head_dim = file.integer("head_dim", 1, 256);
+    const int64_t max_positions = file.integer("max_position_embeddings", 1, 4096);
+
+    const auto rope = read_rope_parameters(file, defaults, head_dim, max_positions);
+    const RotaryFrequencies frequencies = rope_frequencies(rope, head_dim);
+    expect_equal(frequencies.inv_freq, golden.at("inv_freq"));
+    EXPECT_DOUBLE_EQ(frequencies.attention_scaling, golden.at("attention_scaling").get<double>());
+
+    const auto sliding = read_sliding_rope_parameters(file, defaults, head_dim, max_positions);
+    ASSERT_EQ(sliding.has_value(), golden.contains("sliding_inv_freq"));
+    if (!sliding) continue;
+    expect_equal(rope_frequencies(*sliding, head_dim).inv_freq, golden.at("sliding_inv_freq"));
+  }
+}
 
 TEST(Rope, RotatesEachPairByPositionTimesFrequency) {
   at::manual_seed(0);
