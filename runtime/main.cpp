@@ -12,6 +12,7 @@
 
 #include "runtime/check.h"
 #include "runtime/node.h"
+#include "runtime/plan.h"
 #include "runtime/settings.h"
 #include "runtime/version.h"
 
@@ -51,6 +52,13 @@ int run_check(const std::string& config, const std::string& node_name) {
   return report.ok ? 0 : 1;
 }
 
+int run_plan(const meshnet::PlanOptions& options) {
+  set_up_log("warn");
+  const auto plan = meshnet::plan_layers(options);
+  std::fputs(plan.text.c_str(), stdout);
+  return plan.fits ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -66,11 +74,28 @@ int main(int argc, char** argv) {
       app.add_subcommand("check", "say what is wrong with configuration, model, memory and route");
   check->add_option("--config", config, "topology file (YAML)")->required();
   check->add_option("--node", node, "only this node (default: all of the file)");
+  meshnet::PlanOptions options;
+  auto* plan =
+      app.add_subcommand("plan", "propose the layers of each node, and say what they take");
+  plan->add_option("--model", options.model, "model directory")->required();
+  plan->add_option("--nodes", options.nodes, "how many nodes")
+      ->required()
+      ->check(CLI::Range(1, 4096));
+  plan->add_option("--memory", options.memory, "of each node, or of all alike: 24GiB,16GiB")
+      ->delimiter(',')
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false));
+  plan->add_option("--tokens", options.tokens, "length of a session")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 30));
+  plan->add_option("--sessions", options.sessions, "sessions at once")
+      ->capture_default_str()
+      ->check(CLI::Range(0, 1 << 20));
   CLI11_PARSE(app, argc, argv);
 
   std::signal(SIGPIPE, SIG_IGN);  // whoever reads the log may go; the node stays
   if (serve->parsed()) stop_idle_threads_from_spinning(argv);
   try {
+    if (plan->parsed()) return run_plan(options);
     return serve->parsed() ? run_serve(config, node) : run_check(config, node);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "meshnet: %s\n", error.what());
