@@ -79,8 +79,9 @@ std::string format_models(const std::string& id, int64_t created, int64_t max_mo
 std::string format_openai_error(const HttpError& error);
 /// {"error", "message", "reason"?, "node", "hop_index", "layers"}: the shape between nodes.
 std::string format_node_error(const HttpError& error);
-/// A node's JSON error answer → HttpError, so that it climbs the route unchanged. Of other bodies
-/// the status counts where it says that the step may be served yet (409, 502, 503, 504); else 502.
+/// A node's JSON error answer → HttpError, so that it climbs the route unchanged. Any 409 is
+/// a miss. Of other bodies the status counts where it says that the step may be served yet (502,
+/// 503, 504); else 502.
 HttpError parse_node_error(unsigned status, const std::string& body);
 
 }  // namespace meshnet

@@ -115,8 +115,9 @@ HttpError parse_node_error(unsigned status, const std::string& body) {
   }
   const std::string code = json.is_object() ? find_text(json, "error") : "";
   constexpr std::size_t kMaxQuoted = 200;
+  const std::string reason = json.is_object() ? find_text(json, "reason") : "";
   // Old nodes, and proxies between nodes, have error bodies of their own: here the status counts.
-  if (code.empty() && status == 409) {
+  if (status == 409 && (code != "cache_miss" || reason.empty())) {
     HttpError miss(409, "cache_miss", "a node answered 409: " + body.substr(0, kMaxQuoted));
     miss.reason = "unknown_session";
     return miss;
@@ -133,7 +134,7 @@ HttpError parse_node_error(unsigned status, const std::string& body) {
                 " without an error of ours: " + body.substr(0, kMaxQuoted)};
   }
   HttpError error(status, code, find_text(json, "message"));
-  error.reason = find_text(json, "reason");
+  error.reason = reason;
   error.node = find_text(json, "node");
   error.layers = find_text(json, "layers");
   const auto hop = json.find("hop_index");

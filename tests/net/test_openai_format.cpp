@@ -131,11 +131,15 @@ TEST(NodeError, OtherBodiesBecome502) {
     EXPECT_THAT(error.what(), HasSubstr("500"));
   }
   EXPECT_EQ(parse_node_error(302, R"({"error":"x","message":"y"})").status, 502u);
-  EXPECT_FALSE(parse_node_error(409, R"({"error":"x","hop_index":"2"})").hop_index);
+  EXPECT_FALSE(parse_node_error(400, R"({"error":"x","hop_index":"2"})").hop_index);
 }
 
 TEST(NodeError, OfOtherBodiesTheStatusCountsWhereAStepMayBeServedYet) {
-  for (const char* body : {"", "<html>", R"({"detail": "not held"})"}) {
+  for (const char* body : {"",
+                           "<html>",
+                           R"({"detail": "not held"})",
+                           R"({"error": "unknown session"})",
+                           R"({"error": "cache_miss"})"}) {
     const HttpError miss = parse_node_error(409, body);
     EXPECT_EQ(miss.status, 409u);
     EXPECT_EQ(miss.error, "cache_miss");
