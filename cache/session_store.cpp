@@ -40,6 +40,7 @@ void SessionStore::admit(const SessionKey& key) {
     throw StaleEpoch(name_of(key) + ": epoch " + std::to_string(record.seen) +
                      " has been seen already");
   }
+  if (key.epoch > record.seen) changed_.notify_all();  // steps of an older epoch become misses
   record.seen = key.epoch;
 }
 

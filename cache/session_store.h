@@ -73,16 +73,16 @@ class SessionStore {
                at::Device device,
                std::function<Clock::time_point()> now = Clock::now);
 
-  /// A request of this session has arrived: notes its epoch. Throws StaleEpoch for one older than
-  /// an epoch seen before.
+  /// A request of this session has arrived: notes its epoch, and steps of older ones that wait are
+  /// superseded. Throws StaleEpoch for one older than an epoch seen before.
   void admit(const SessionKey& key);
 
   /// For a fresh prefill of `tokens`: frees what the session held, then makes empty state. A
-  /// session that was released stays so (a miss); one that was opened with a higher epoch is
-  /// superseded (a miss). A higher epoch supersedes the old one at once, even while it waits for
-  /// the old one's lease to end. Throws SessionExceedsBudget, then the old state is gone, too;
-  /// std::out_of_range for a start layer that is not owned (nothing is touched); and what making
-  /// the state throws (c10::Error: out of memory), then the session is gone.
+  /// session that was released stays so (a miss); one that was admitted or opened with a higher
+  /// epoch is superseded (a miss). A higher epoch supersedes the old one at once, even while it
+  /// waits for the old one's lease to end. Throws SessionExceedsBudget, then the old state is gone,
+  /// too; std::out_of_range for a start layer that is not owned (nothing is touched); and what
+  /// making the state throws (c10::Error: out of memory), then the session is gone.
   std::variant<Lease, Miss> open(const SessionKey& key, int64_t start_layer, int64_t tokens);
 
   /// For a decode or a continued chunk that adds `tokens` to a session that holds exactly

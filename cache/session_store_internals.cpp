@@ -41,7 +41,9 @@ void SessionStore::end_outlived() {
   const Clock::time_point now = now_();
   for (auto next = sessions_.begin(); next != sessions_.end();) {
     const Session& session = *next++;
-    if (!session.in_use && now - session.last_used >= limits_.ttl) {
+    // Not in the clock's own unit, in which a long TTL has no value.
+    const auto idle = std::chrono::duration_cast<std::chrono::seconds>(now - session.last_used);
+    if (!session.in_use && idle >= limits_.ttl) {
       drop(session, MissReason::kEvictedTtl);
     }
   }
@@ -64,7 +66,7 @@ std::variant<SessionStore::Record*, Miss> SessionStore::find_openable(
     tidy();
     Record& record = touch(key.id);
     if (record.released) return miss_of(MissReason::kReleased, key);
-    if (key.epoch < record.opened) return miss_of(MissReason::kSupersededEpoch, key);
+    if (key.epoch < record.seen) return miss_of(MissReason::kSupersededEpoch, key);
     if (key.epoch > record.opened) {
       record.opened = key.epoch;
       record.seen = std::max(record.seen, key.epoch);
@@ -83,7 +85,7 @@ std::variant<SessionStore::Session*, Miss> SessionStore::find_idle(
     if (known == records_.end()) return miss_of(MissReason::kUnknownSession, key);
     const Record& record = touch(key.id);
     if (record.released) return miss_of(MissReason::kReleased, key);
-    if (key.epoch < record.opened) return miss_of(MissReason::kSupersededEpoch, key);
+    if (key.epoch < record.seen) return miss_of(MissReason::kSupersededEpoch, key);
     if (key.epoch > record.opened) return miss_of(MissReason::kUnknownSession, key);
     if (!record.session) return miss_of(record.gone, key);
     if (!record.session->in_use) return record.session;

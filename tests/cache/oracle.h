@@ -102,7 +102,7 @@ struct Oracle {
     Known& record = known[key.id];
     record.asked = ++counter;
     if (record.released) return "released";
-    if (key.epoch < record.opened) return "superseded_epoch";
+    if (key.epoch < record.seen) return "superseded_epoch";
     record.opened = key.epoch;
     record.seen = std::max(record.seen, key.epoch);
     record.gone = "unknown_session";
@@ -120,7 +120,7 @@ struct Oracle {
     Known& record = known[key.id];
     record.asked = ++counter;
     if (record.released) return "released";
-    if (key.epoch < record.opened) return "superseded_epoch";
+    if (key.epoch < record.seen) return "superseded_epoch";
     if (key.epoch > record.opened) return "unknown_session";
     return live.contains(key.id) ? "ok" : record.gone;
   }

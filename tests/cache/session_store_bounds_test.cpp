@@ -58,6 +58,17 @@ TEST(SessionTtlTest, CountsFromTheEndOfTheLastStep) {
   EXPECT_EQ(prefill(store, {"s1"}, 5), std::nullopt);  // a new prefill revives it
 }
 
+TEST(SessionTtlTest, MayBeLongerThanAClockOfNanosecondsRuns) {
+  FakeClock clock;
+  SessionStore store(recipe_of({kFull}),
+                     {.ttl = std::chrono::seconds(int64_t{1} << 40), .max_bytes = kBlock},
+                     at::kCPU,
+                     clock.now());
+  prefill(store, {"s1"}, 5);
+  clock.advance(1h);
+  EXPECT_EQ(decode(store, {"s1"}, 5), std::nullopt);
+}
+
 TEST(SessionTtlTest, IsCheckedOnEveryAccess) {
   const std::vector<std::function<void(SessionStore&)>> accesses{
       [](SessionStore& store) { store.admit({"other"}); },
