@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/deferred.hpp>
 #include <boost/asio/experimental/parallel_group.hpp>
@@ -33,17 +34,19 @@ Peers::Peers(HttpClient& client,
              std::string cluster_token,
              std::string model_fingerprint,
              const ModelConfig& config,
-             Dtype dtype)
+             Dtype dtype,
+             std::function<Clock::time_point()> now)
     : client_(client),
       topology_(topology),
       self_(self),
       cluster_token_(std::move(cluster_token)),
       model_fingerprint_(std::move(model_fingerprint)),
       num_hidden_layers_(config.num_hidden_layers),
-      probe_{dtype,
+      zeros_{dtype,
              1,
              config.hidden_size,
-             std::string(static_cast<std::size_t>(config.hidden_size) * size_of(dtype), '\0')} {
+             std::string(static_cast<std::size_t>(config.hidden_size) * size_of(dtype), '\0')},
+      now_(std::move(now)) {
   for (const auto& node : topology.nodes) {
     if (node.name != self.name) states_.emplace(node.name, PeerState{});
   }
@@ -75,17 +78,8 @@ Awaitable<void> Peers::ask(const NodeSettings& node) {
   if (!cluster_token_.empty()) request.set(http::field::authorization, "Bearer " + cluster_token_);
   PeerState heard;
   try {
-    heard = judge(co_await client_.send(node.url, std::move(request), kAskTimeout));
-    if (heard.usable && heard.protocol == 0) {
-      const PeerState& before = states_.at(node.name);
-      heard.keeps_state = before.keeps_state;
-      heard.probed = before.probed;
-      const auto now = std::chrono::steady_clock::now();
-      if (!before.usable || before.protocol != 0 || now - before.probed >= kProbeInterval) {
-        heard.keeps_state = co_await probe_state(node);
-        heard.probed = now;
-      }
-    }
+    heard = judge(node, co_await client_.send(node.url, std::move(request), kAskTimeout));
+    if (heard.usable && heard.protocol == 0) heard = co_await probe(node, std::move(heard));
   } catch (const PeerError& error) {
     heard = {};  // a node that did not stand its probe is not usable, whatever it said before
     heard.reason = fmt::format("does not answer: {}", error.what());
@@ -99,21 +93,40 @@ Awaitable<void> Peers::ask(const NodeSettings& node) {
   state = std::move(heard);
 }
 
+/// `heard` with what is known of the state of this node of protocol 0. It has the time of a step to
+/// show that when it is first seen; after that one that is late is busy, with a long prompt
+/// perhaps.
+Awaitable<PeerState> Peers::probe(const NodeSettings& node, PeerState heard) {
+  const PeerState before = states_.at(node.name);
+  const bool is_known = before.usable && before.protocol == 0;
+  heard.keeps_state = before.keeps_state;
+  heard.probed = before.probed;
+  if (is_known && now_() - before.probed < kProbeInterval) co_return heard;
+  heard.probed = now_();
+  const std::chrono::milliseconds decode = self_.timeouts.decode;
+  try {
+    heard.keeps_state =
+        co_await keeps_state(node, is_known ? std::min(kAskTimeout, decode) : decode);
+  } catch (const PeerError& error) {
+    if (!is_known || error.kind != PeerError::Kind::kTimeout) throw;
+  }
+  co_return heard;
+}
+
 /// A node of protocol 0 may know nothing of session state: it would run a decode as a sequence of
 /// one token, and nobody would see that the answer is garbage. One that knows misses an unknown
 /// session.
-Awaitable<bool> Peers::probe_state(const NodeSettings& node) {
+Awaitable<bool> Peers::keeps_state(const NodeSettings& node, std::chrono::milliseconds timeout) {
   ForwardRequest step;
   step.session = "probe-" + boost::uuids::to_string(boost::uuids::random_generator()());
   step.mode = CacheMode::kDecode;
   step.past_len = 1;
   step.hop_index = 1;
   step.start_layer = node.layers.first;
-  step.hidden = probe_;
+  step.hidden = zeros_;
   HttpRequest request = format_forward(step, /*peer_protocol=*/0);
   if (!cluster_token_.empty()) request.set(http::field::authorization, "Bearer " + cluster_token_);
-  const HttpResponse response =
-      co_await client_.send(node.url, std::move(request), self_.timeouts.decode);
+  const HttpResponse response = co_await client_.send(node.url, std::move(request), timeout);
   const bool keeps = response.result() == http::status::conflict;
   if (!keeps && states_.at(node.name).keeps_state) {
     spdlog::warn("node {} keeps no session state: it gets whole sequences at every step",
@@ -122,7 +135,7 @@ Awaitable<bool> Peers::probe_state(const NodeSettings& node) {
   co_return keeps;
 }
 
-PeerState Peers::judge(const HttpResponse& response) const {
+PeerState Peers::judge(const NodeSettings& node, const HttpResponse& response) const {
   PeerState state;
   if (response.result() == http::status::unauthorized) {
     state.reason = "refuses our cluster token";
@@ -144,15 +157,20 @@ PeerState Peers::judge(const HttpResponse& response) const {
     return state;
   }
   state.protocol = protocol.get<int64_t>();
-  const auto text = [&](const char* key) {
-    const auto found = status.find(key);
-    return found != status.end() && found->is_string() ? found->get<std::string>() : std::string();
+  const auto text = [&](const char* key, const nlohmann::json& object) {
+    const auto found = object.find(key);
+    return found != object.end() && found->is_string() ? found->get<std::string>() : std::string();
   };
-  const std::string theirs = text("model_fingerprint");
+  const std::string theirs = text("model_fingerprint", status);
+  const auto shard = status.find("shard");
+  const std::string layers = shard != status.end() ? text("layers", *shard) : std::string();
   if (!theirs.empty() && theirs != model_fingerprint_) {
     state.reason = fmt::format(
         "serves another model (fingerprint {}, ours is {})", theirs, model_fingerprint_);
-  } else if (text("state") != "ready") {
+  } else if (!layers.empty() && layers != to_string(node.layers)) {
+    state.reason = fmt::format(
+        "holds layers {}, not {} as the topology here says", layers, to_string(node.layers));
+  } else if (text("state", status) != "ready") {
     state.reason = "is still loading its layers";
   } else {
     state.usable = true;

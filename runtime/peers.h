@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -26,13 +27,16 @@ struct PeerState {
 /// over those that answer.
 class Peers {
  public:
+  using Clock = std::chrono::steady_clock;
+
   Peers(HttpClient& client,
         const Topology& topology,
         const NodeSettings& self,
         std::string cluster_token,
         std::string model_fingerprint,
         const ModelConfig& config,
-        Dtype dtype);
+        Dtype dtype,
+        std::function<Clock::time_point()> now = Clock::now);
 
   /// Asks every node once a second until cancelled.
   Awaitable<void> watch();
@@ -53,8 +57,9 @@ class Peers {
  private:
   Awaitable<void> ask(const NodeSettings& node);
   Awaitable<void> ask_all(bool only_unusable);
-  Awaitable<bool> probe_state(const NodeSettings& node);
-  PeerState judge(const HttpResponse& response) const;
+  Awaitable<PeerState> probe(const NodeSettings& node, PeerState heard);
+  Awaitable<bool> keeps_state(const NodeSettings& node, std::chrono::milliseconds timeout);
+  PeerState judge(const NodeSettings& node, const HttpResponse& response) const;
   /// This node and those that are usable.
   std::vector<RouteCandidate> candidates() const;
 
@@ -64,7 +69,8 @@ class Peers {
   std::string cluster_token_;
   std::string model_fingerprint_;
   int64_t num_hidden_layers_;
-  HiddenStates probe_;  ///< one row of zeros
+  HiddenStates zeros_;  ///< one row
+  std::function<Clock::time_point()> now_;
   std::map<std::string, PeerState> states_;
 };
 

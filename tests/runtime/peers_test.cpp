@@ -117,6 +117,35 @@ TEST_F(PeersTest, AnOldNodeThatDoesNotStandItsProbeIsNotUsed) {
   EXPECT_EQ(tail.requests.size(), 4U);
 }
 
+TEST_F(PeersTest, AnOldNodeThatIsBusyLaterStaysAsItIsKnown) {
+  topology_.nodes[0].timeouts.decode = std::chrono::milliseconds(50);
+  bool busy = false;
+  int probes = 0;
+  StubNode tail(io_, [&](const HttpRequest& request) -> Awaitable<HttpResponse> {
+    const bool step = request.target() == "/forward";
+    if (step) ++probes;
+    if (step && busy) {
+      asio::steady_timer prompt(io_, std::chrono::milliseconds(400));
+      co_await prompt.async_wait(asio::use_awaitable);
+    }
+    co_return HttpResponse{step ? http::status::conflict : http::status::not_found, 11};
+  });
+  topology_.nodes[1].url = tail.url();
+  auto now = Peers::Clock::now();
+  Peers peers(client_, topology_, topology_.nodes[0], "", "f00d", config(), Dtype::kFloat32, [&] {
+    return now;
+  });
+  asio::co_spawn(io_, peers.watch(), asio::detached);
+  io_.run_for(std::chrono::milliseconds(300));
+  ASSERT_TRUE(peers.states().at("tail").usable);
+  busy = true;
+  now += std::chrono::seconds(11);
+  io_.run_for(std::chrono::milliseconds(1500));
+  EXPECT_EQ(probes, 2);
+  EXPECT_TRUE(peers.states().at("tail").usable);
+  EXPECT_TRUE(peers.states().at("tail").keeps_state);
+}
+
 TEST_F(PeersTest, SaysWhyNoRouteIsComplete) {
   EXPECT_THAT(
       refusal(),
@@ -128,6 +157,9 @@ TEST_F(PeersTest, SaysWhyNoRouteIsComplete) {
   StubNode other(io_, status(R"({"protocol": 1, "state": "ready", "model_fingerprint": "beef"})"));
   topology_.nodes[1].url = other.url();
   EXPECT_THAT(refusal(), HasSubstr("serves another model (fingerprint beef, ours is f00d)"));
+  StubNode stale(io_, status(R"({"protocol": 1, "state": "ready", "shard": {"layers": "2"}})"));
+  topology_.nodes[1].url = stale.url();
+  EXPECT_THAT(refusal(), HasSubstr("holds layers 2, not 2-3 as the topology here says"));
   StubNode strict(io_, status("{}", http::status::unauthorized));
   topology_.nodes[1].url = strict.url();
   EXPECT_THAT(refusal(), HasSubstr("refuses our cluster token"));
