@@ -126,15 +126,20 @@ Awaitable<ForwardReply> Pipeline::carry(ForwardRequest request, std::span<const 
   }
 }
 
+/// A hop ends the step that it is at, another session's chunk perhaps, before it begins this one.
+std::chrono::milliseconds Pipeline::time_limit(int64_t tokens, std::size_t hops_covered) const {
+  const auto one_hop =
+      self_.timeouts.decode + self_.timeouts.prefill_per_token * (longest_chunk_ + tokens);
+  return one_hop * static_cast<int64_t>(hops_covered);
+}
+
 Awaitable<ForwardReply> Pipeline::send(const Hop& hop,
                                        ForwardRequest request,
                                        std::size_t hops_covered) {
   const int64_t hop_index = request.hop_index;
   const WireDefaults defaults{
       request.hidden.dtype, request.hidden.hidden_size, request.hidden.tokens};
-  const auto timeout =
-      (self_.timeouts.decode + self_.timeouts.prefill_per_token * request.hidden.tokens) *
-      static_cast<int64_t>(hops_covered);
+  const auto timeout = time_limit(request.hidden.tokens, hops_covered);
   HttpRequest message = format_forward(request, hop.protocol);
   if (!cluster_token_.empty()) message.set(http::field::authorization, "Bearer " + cluster_token_);
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -23,8 +24,15 @@ struct Hop {
 /// Carries hidden states along the hops after this node, and brings the answer back.
 class Pipeline {
  public:
-  Pipeline(HttpClient& client, const NodeSettings& self, std::string cluster_token)
-      : client_(client), self_(self), cluster_token_(std::move(cluster_token)) {}
+  /// `longest_chunk`: tokens of a prefill step that a hop may be at when another arrives.
+  Pipeline(HttpClient& client,
+           const NodeSettings& self,
+           std::string cluster_token,
+           int64_t longest_chunk)
+      : client_(client),
+        self_(self),
+        cluster_token_(std::move(cluster_token)),
+        longest_chunk_(longest_chunk) {}
 
   /// Sends request.hidden to hops[0]. Neighbours that speak protocol 1 pass it on among themselves
   /// (chained); where one does not, the tensor comes back and is carried to the next hop from here
@@ -42,10 +50,12 @@ class Pipeline {
  private:
   Awaitable<void> release_at(std::string session, Hop hop);
   Awaitable<ForwardReply> send(const Hop& hop, ForwardRequest request, std::size_t hops_covered);
+  std::chrono::milliseconds time_limit(int64_t tokens, std::size_t hops_covered) const;
 
   HttpClient& client_;
   const NodeSettings& self_;
   std::string cluster_token_;
+  int64_t longest_chunk_;
 };
 
 /// The hops that X-Meshnet-Route names, `names[0]` being `self`: each starts where the one before

@@ -102,21 +102,27 @@ Awaitable<TimedOutput> Shard::step(StepInput input, bool admitted) {
       std::get<StepOutput>(std::move(*waiting->result)), waiting->queue_ms, waiting->compute_ms};
 }
 
-/// The oldest step, and where that is a decode, the decodes of other sessions that can run with it.
-/// Steps of one session keep their order.
+/// The oldest step; but decodes that have waited for one prefill go before the next. With a decode,
+/// those of other sessions that can run with it. Steps of one session keep their order.
 std::vector<std::shared_ptr<Shard::Waiting>> Shard::take_batch() {
-  std::vector<std::shared_ptr<Waiting>> batch;
-  std::set<std::string_view> passed;  // sessions of steps taken or left
-  for (auto next = queue_.begin(); next != queue_.end();) {
-    const StepInput& input = (*next)->input;
-    const bool first_of_session = passed.insert(input.session).second;
-    const bool fits = batch.empty() || (first_of_session && input.mode == CacheMode::kDecode &&
-                                        batch.front()->input.mode == CacheMode::kDecode &&
-                                        input.start_layer == batch.front()->input.start_layer);
-    if (fits) batch.push_back(*next);
-    next = fits ? queue_.erase(next) : std::next(next);
-    if (static_cast<int64_t>(batch.size()) == max_batch_) break;
+  std::vector<std::shared_ptr<Waiting>> ready;  // the oldest of each session
+  std::set<std::string_view> sessions;
+  for (const auto& waiting : queue_) {
+    if (sessions.insert(waiting->input.session).second) ready.push_back(waiting);
   }
+  const auto decodes = [](const auto& step) { return step->input.mode == CacheMode::kDecode; };
+  const auto overtaking = std::ranges::find_if(
+      ready, [&](const auto& step) { return decodes(step) && step->enqueued < prefill_ended_; });
+  const auto first = overtaking == ready.end() ? ready.front() : *overtaking;
+
+  std::vector<std::shared_ptr<Waiting>> batch = {first};
+  for (const auto& step : ready) {
+    if (std::ssize(batch) == max_batch_) break;
+    const bool fits = step != first && decodes(step) && decodes(first) &&
+                      step->input.start_layer == first->input.start_layer;
+    if (fits) batch.push_back(step);
+  }
+  for (const auto& step : batch) std::erase(queue_, step);
   return batch;
 }
 
@@ -148,6 +154,7 @@ Awaitable<void> Shard::pump() {
     };
     BatchRun run = co_await run_on(compute_.get_executor(), std::move(work));
     running_ = 0;
+    if (batch.front()->input.mode != CacheMode::kDecode) prefill_ended_ = Clock::now();
     for (std::size_t i = 0; i < batch.size(); ++i) {
       batch[i]->result = std::move(run.results[i]);
       batch[i]->queue_ms = milliseconds_between(batch[i]->enqueued, run.begun);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <boost/asio/thread_pool.hpp>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -19,8 +20,8 @@ struct TimedOutput {
 };
 
 /// The engine on its compute thread. Connections hand it steps through a queue and await the
-/// answer; decode steps of different sessions that wait together run as one batch. Everything but
-/// the engine itself lives on the I/O thread.
+/// answer; decode steps of different sessions that wait together run as one batch, and wait for one
+/// prefill at most. Everything but the engine itself lives on the I/O thread.
 class Shard {
  public:
   /// `max_batch` steps at most run as one; 1 makes a sequence's arithmetic independent of its
@@ -40,6 +41,9 @@ class Shard {
   /// Ends a session: its state goes, at the end of the step in progress. Whether it held any.
   bool release(const std::string& session) { return ready() && engine_->release(session); }
   CacheStatus cache_status() const { return ready() ? engine_->cache_status() : CacheStatus{}; }
+  int64_t session_bytes(int64_t tokens) const {
+    return ready() ? engine_->session_bytes(tokens) : 0;
+  }
 
   const ModelConfig& config() const { return config_; }
   LayerRange layers() const { return options_.layers; }
@@ -63,7 +67,8 @@ class Shard {
   int64_t max_queue_;
   int64_t max_batch_;
   std::deque<std::shared_ptr<Waiting>> queue_;
-  int64_t running_ = 0;  ///< steps on the compute thread
+  int64_t running_ = 0;                                  ///< steps on the compute thread
+  std::chrono::steady_clock::time_point prefill_ended_;  ///< the last
   bool pumping_ = false;
   std::unique_ptr<Engine> engine_;
   asio::thread_pool compute_{1};  ///< last member: joined before the engine goes

@@ -19,6 +19,7 @@ namespace {
 using testing::HasSubstr;
 
 constexpr int64_t kHidden = 4;
+constexpr int64_t kLongestChunk = 100;
 
 HiddenStates hidden(char fill) {
   return {Dtype::kBFloat16, 2, kHidden, std::string(2 * kHidden * 2, fill)};
@@ -45,7 +46,8 @@ StubNode::Answer token(int64_t id) {
 
 class PipelineTest : public testing::Test {
  protected:
-  PipelineTest() : client_(io_.get_executor(), {}), pipeline_(client_, self_, "secret") {
+  PipelineTest()
+      : client_(io_.get_executor(), {}), pipeline_(client_, self_, "secret", kLongestChunk) {
     self_.name = "head";
   }
 
@@ -193,6 +195,19 @@ TEST_F(PipelineTest, AnUnreachableHopIs502NamingIt) {
   EXPECT_EQ(error.status, 502U);
   EXPECT_EQ(error.node, "tail");
   EXPECT_THAT(error.what(), HasSubstr(authority(gone)));
+}
+
+TEST_F(PipelineTest, AHopMayFirstEndTheChunkOfAnotherSession) {
+  self_.timeouts.decode = std::chrono::milliseconds(50);
+  self_.timeouts.prefill_per_token = std::chrono::milliseconds(10);
+  StubNode busy(io_, [&](const HttpRequest& request) -> Awaitable<HttpResponse> {
+    asio::steady_timer chunk(io_, std::chrono::milliseconds(400));
+    co_await chunk.async_wait(asio::use_awaitable);
+    StubNode::Answer answer = token(8);
+    co_return co_await answer(request);
+  });
+  const auto reply = carry({{"tail", busy.url(), 3, 1}});
+  EXPECT_EQ(std::get<TokenReply>(reply.result).token_id, 8);
 }
 
 TEST_F(PipelineTest, ALateHopIs504NamingIt) {
