@@ -224,6 +224,12 @@ CacheStatus Engine::cache_status() {
   return status;
 }
 
+int64_t Engine::session_bytes(int64_t tokens) const {
+  if (store_ == nullptr) return 0;
+  const Recipe& recipe = store_->recipe();
+  return recipe.nbytes(recipe.owned().first, tokens);
+}
+
 std::string resolve_device_name(const std::string& device) { return resolve_device(device).str(); }
 
 int64_t free_memory(const std::string& device) {

@@ -93,6 +93,8 @@ class Engine {
   bool release(std::string_view session);
   /// From any thread.
   CacheStatus cache_status();
+  /// Bytes of the state of one session of `tokens` over all owned layers; 0 when caching is off.
+  int64_t session_bytes(int64_t tokens) const;
 
   Dtype dtype() const { return dtype_; }
   const std::string& device() const { return device_; }

@@ -3,7 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <boost/asio/redirect_error.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <boost/asio/this_coro.hpp>
+#include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "models/nvtx.h"
@@ -53,12 +57,12 @@ class Answer {
     }
   }
 
-  /// Of a tail that tells no ids: the eos token comes as its name, or as no text at all.
+  /// Of a tail that tells no ids: the eos token comes as its name.
   void take_text(const std::string& text) {
     push(detokenizer_.finish());  // of a tail before, that told ids
     const auto ids = tokenizer_.encode(text, /*add_special_tokens=*/false);
     pending.token_ids.insert(pending.token_ids.end(), ids.begin(), ids.end());
-    if (ids.empty() || is_eos(ids.back())) {
+    if (!ids.empty() && is_eos(ids.back())) {
       stopped = true;
     } else {
       push(text);
@@ -78,54 +82,80 @@ class Answer {
   StopMatcher stop_;
 };
 
-/// Counts for as long as it lives.
-class Counted {
- public:
-  explicit Counted(int64_t& count) : count_(count) { ++count_; }
-  ~Counted() { --count_; }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
+}  // namespace
 
- private:
-  int64_t& count_;
-};
-
-/// One of the generations that run: gives its place to the next in line when it ends.
-template <class Channel>
-class Place {
+/// A generation's place in line, then among those that run.
+class Generator::Place {
  public:
-  explicit Place(Channel& running) : running_(running) {}
+  Place(Generator& generator, const asio::any_io_executor& executor, int64_t state_bytes)
+      : bytes(state_bytes), generator_(generator), let_in_(executor, Clock::time_point::max()) {
+    generator_.line_.push_back(this);
+    generator_.let_in();
+  }
   ~Place() {
-    running_.try_receive([](const boost::system::error_code&) {});
+    if (runs_) {
+      --generator_.running_;
+      generator_.running_bytes_ -= bytes;
+    } else {
+      generator_.line_.remove(this);
+    }
+    generator_.let_in();
   }
   Place(const Place&) = delete;
   Place& operator=(const Place&) = delete;
 
+  /// Until the generation runs. Throws when it is cancelled before.
+  Awaitable<void> wait() {
+    boost::system::error_code ignored;  // the timer only ever ends by being cancelled
+    if (!runs_) co_await let_in_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
+    if (!runs_) throw boost::system::system_error(asio::error::operation_aborted);
+  }
+
+  void let_in() {
+    runs_ = true;
+    let_in_.cancel();
+  }
+
+  const int64_t bytes;  ///< of its state at its full length
+
  private:
-  Channel& running_;
+  using Clock = std::chrono::steady_clock;
+
+  Generator& generator_;
+  asio::steady_timer let_in_;
+  bool runs_ = false;
 };
 
-}  // namespace
-
-Generator::Generator(const asio::any_io_executor& executor,
-                     RouteContext context,
-                     const GenerationConfig& generation_config)
-    : context_(std::move(context)),
-      generation_config_(generation_config),
-      running_(executor, static_cast<std::size_t>(context_.self.cache.max_sessions)) {}
+/// In order; one that alone is too large runs alone, and learns so from the store.
+void Generator::let_in() {
+  const int64_t budget = context_.shard.cache_status().max_bytes;
+  const auto fits = [&](const Place& place) {
+    return running_ == 0 ||
+           (running_ < context_.self.cache.max_sessions && running_bytes_ + place.bytes <= budget);
+  };
+  while (!line_.empty() && fits(*line_.front())) {
+    Place& next = *line_.front();
+    line_.pop_front();
+    ++running_;
+    running_bytes_ += next.bytes;
+    next.let_in();
+  }
+}
 
 Awaitable<GenerationEnd> Generator::run(GenerationInput input, OnDelta on_delta) {
-  if (waiting_ >= context_.self.limits.max_queue) {
-    HttpError full(429, "queue_full", fmt::format("{} generations are waiting already", waiting_));
+  if (std::ssize(line_) >= context_.self.limits.max_queue) {
+    HttpError full(
+        429, "queue_full", fmt::format("{} generations are waiting already", line_.size()));
     full.retry_after_seconds = 1;
     throw full;
   }
+  const auto executor = co_await asio::this_coro::executor;
+  const int64_t tokens = std::ssize(input.prompt_ids) + input.max_tokens;
+  Place place(*this, executor, context_.shard.session_bytes(tokens));
   {
-    const Counted in_line(waiting_);
     const AsyncRange range({.kind = "admission", .subject = input.trace});
-    co_await running_.async_send(boost::system::error_code{}, asio::use_awaitable);
+    co_await place.wait();
   }
-  const Place place(running_);
   co_return co_await generate(std::move(input), std::move(on_delta));
 }
 

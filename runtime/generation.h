@@ -1,8 +1,8 @@
 #pragma once
 
-#include <boost/asio/experimental/channel.hpp>
 #include <cstdint>
 #include <functional>
+#include <list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,23 +40,27 @@ using OnDelta = std::function<Awaitable<void>(GenerationDelta)>;
 /// The head's loop: one token a step from the route, text out.
 class Generator {
  public:
-  Generator(const asio::any_io_executor& executor,
-            RouteContext context,
-            const GenerationConfig& generation_config);
+  Generator(RouteContext context, const GenerationConfig& generation_config)
+      : context_(std::move(context)), generation_config_(generation_config) {}
 
   /// Generates until an eos token, a stop string or max_tokens. `on_delta` is awaited for every
   /// piece of text, in order; an exception from it ends the generation. Throws HttpError when a
-  /// step fails for good. As many run at once as this node keeps sessions, so that none drops the
-  /// state of another; the others wait in line, and when that is full there is a 429.
+  /// step fails for good. As many run at once as this node can keep sessions of their full length,
+  /// so that none drops the state of another; the others wait in line, and when that is full there
+  /// is a 429.
   Awaitable<GenerationEnd> run(GenerationInput input, OnDelta on_delta);
 
  private:
+  class Place;
+
   Awaitable<GenerationEnd> generate(GenerationInput input, OnDelta on_delta);
+  void let_in();
 
   RouteContext context_;
   const GenerationConfig& generation_config_;
-  asio::experimental::channel<void(boost::system::error_code)> running_;  ///< full: wait
-  int64_t waiting_ = 0;
+  std::list<Place*> line_;  ///< those that wait, the first in front
+  int64_t running_ = 0;
+  int64_t running_bytes_ = 0;  ///< of state, at their full length
 };
 
 }  // namespace meshnet

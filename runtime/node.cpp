@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <boost/asio/bind_cancellation_slot.hpp>
 #include <boost/asio/cancellation_signal.hpp>
 #include <boost/asio/co_spawn.hpp>
@@ -78,7 +79,7 @@ Node::Node(asio::any_io_executor executor,
             settings.deterministic ? 1 : kMaxBatch),
       peers(
           client, topology, self, cluster_token, model_fingerprint, shard.config(), shard.dtype()),
-      pipeline(client, self, cluster_token) {
+      pipeline(client, self, cluster_token, std::min(self.limits.prefill_chunk, max_context())) {
   if (!shard.is_first() && !shard.is_last()) return;
   tokenizer.emplace(self.model);
   if (shard.is_last()) tail_text.emplace(*tokenizer, self.cache.max_sessions);
@@ -86,7 +87,6 @@ Node::Node(asio::any_io_executor executor,
   chat_template = ChatTemplate::load(self.model);
   generation_config = read_generation_config(self.model, shard.config(), *tokenizer);
   generator.emplace(
-      executor,
       RouteContext{
           shard, peers, pipeline, self, model_fingerprint, recipe_fingerprint, *tokenizer, metrics},
       generation_config);

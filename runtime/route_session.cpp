@@ -40,9 +40,11 @@ void check_tail(const std::vector<Hop>& hops, const SamplingParams& sampling) {
 }
 
 /// The last answer of a route: a token that is a row of the embedding, or from an old tail, text.
+/// No text is no end of the answer: it may be a part of a character, and which is lost.
 TokenReply checked_token(ForwardReply reply, const Hop& tail, int64_t vocab_size) {
   auto* token = std::get_if<TokenReply>(&reply.result);
-  if (token != nullptr && !token->token_id && reply.protocol == 0) return std::move(*token);
+  const bool has_text = token != nullptr && !token->text.empty();
+  if (has_text && !token->token_id && reply.protocol == 0) return std::move(*token);
   const auto id = token == nullptr ? std::nullopt : token->token_id;
   if (id && *id >= 0 && *id < vocab_size) return std::move(*token);
   HttpError error(
@@ -50,7 +52,9 @@ TokenReply checked_token(ForwardReply reply, const Hop& tail, int64_t vocab_size
       kBadAnswer,
       id ? fmt::format(
                "{} answered with token_id {}, expected one in [0, {})", tail.name, *id, vocab_size)
-         : fmt::format("{} is the last of the route, but answered without a token_id", tail.name));
+         : fmt::format("{} is the last of the route, but answered without a token_id{}",
+                       tail.name,
+                       reply.protocol == 0 ? " and without text" : ""));
   error.node = tail.name;
   throw error;
 }
@@ -215,12 +219,13 @@ Awaitable<void> RouteSession::recover(HttpError error) {
     co_await wait(kWait);
     co_return;
   }
-  const bool miss = error.error == "cache_miss";
+  const bool miss = error.status == 409;
   if (!miss && !may_be_gone(error)) throw error;
   if (miss) {
     if (error.node.empty()) error.node = context_.self.name;
     context_.metrics.count_miss(error.reason);
     spdlog::info("session {}: {} missed ({})", id_, error.node, error.reason);
+    if (error.reason == "released") throw error;  // which no prefill revives
     if (error.reason == "caching_disabled" && !std::exchange(whole_prefills_, true)) co_return;
   }
   if (++failures_ >= kMaxFailures) throw error;
