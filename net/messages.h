@@ -42,7 +42,8 @@ struct SamplingParams {
 /// Whether the parameters leave no choice: temperature (nearly) 0, or top_p 0.
 bool is_greedy(const SamplingParams& params);
 
-/// What a step does with session state: nothing, start it, or extend it by the newest token.
+/// What a step does with session state: nothing, take up (a part of) the prompt, or the newest
+/// token.
 enum class CacheMode { kStateless, kPrefill, kDecode };
 /// "stateless", "prefill", "decode": on the wire, in metrics and logs.
 std::string_view to_string(CacheMode mode);

@@ -43,7 +43,7 @@ at::Device resolve_device(const std::string& name) {
 /// Runs `function`; what LibTorch throws becomes a sentence without its C++ stack, memory that is
 /// not there an HttpError 503.
 template <class Function>
-auto in_words(const std::string& device, Function function) {
+auto in_a_sentence(const std::string& device, Function function) {
   const auto no_memory = [&device] {
     return HttpError(503, "out_of_memory", c10::str(device, " has not enough memory for this"));
   };
@@ -147,7 +147,7 @@ Engine::Engine(const EngineOptions& options, const ModelConfig& config)
   if (options.threads > 0) at::set_num_threads(options.threads);
   const at::Device device = resolve_device(options.device);
   device_ = device.str();
-  slice_ = in_words(device_, [&] {
+  slice_ = in_a_sentence(device_, [&] {
     return std::make_unique<ModelSlice>(
         options.model_dir, config, options.layers, to_scalar_type(dtype_), device);
   });
@@ -170,7 +170,7 @@ std::vector<StepResult> Engine::step(std::span<const StepInput> inputs) {
   Batch batch(*slice_, inputs);
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     try {
-      in_words(device_, [&] {
+      in_a_sentence(device_, [&] {
         // The lease first: whatever fails after it ends the session.
         auto leased = lease(store_.get(), caching_disabled_, inputs[i], rows_of(inputs[i]));
         at::Tensor hidden_states = take_in(inputs[i], *slice_, dtype_, device_);
@@ -181,7 +181,7 @@ std::vector<StepResult> Engine::step(std::span<const StepInput> inputs) {
     }
   }
   try {
-    in_words(device_, [&] { batch.run(); });
+    in_a_sentence(device_, [&] { batch.run(); });
   } catch (...) {
     batch.fail_all(std::current_exception());
   }
@@ -257,7 +257,7 @@ CachePlan plan_cache(const EngineOptions& options,
 
 int64_t check_slice(const EngineOptions& options, const ModelConfig& config) {
   const auto dtype = to_scalar_type(options.dtype.value_or(checkpoint_dtype(config)));
-  return in_words(options.device, [&] {
+  return in_a_sentence(options.device, [&] {
     return ModelSlice(options.model_dir, config, options.layers, dtype, at::kMeta).nbytes();
   });
 }

@@ -96,7 +96,6 @@ class Engine {
   /// Bytes of the state of one session of `tokens` over all owned layers; 0 when caching is off.
   int64_t session_bytes(int64_t tokens) const;
 
-  Dtype dtype() const { return dtype_; }
   const std::string& device() const { return device_; }
   /// Bytes of the weights held.
   int64_t nbytes() const;
