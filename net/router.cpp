@@ -1,5 +1,6 @@
 #include "net/router.h"
 
+#include <charconv>
 #include <utility>
 
 #include "net/http_error.h"
@@ -25,6 +26,43 @@ std::string_view path_of(std::string_view target) {
     target = slash == std::string_view::npos ? "/" : target.substr(slash);
   }
   return target.substr(0, target.find('?'));
+}
+
+std::string percent_encode(std::string_view segment) {
+  constexpr std::string_view kUnreserved =  // RFC 3986, 2.3
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~";
+  constexpr std::string_view kHex = "0123456789ABCDEF";
+  std::string encoded;
+  for (const char byte : segment) {
+    if (kUnreserved.find(byte) != std::string_view::npos) {
+      encoded += byte;
+    } else {
+      const auto value = static_cast<unsigned char>(byte);
+      encoded += {'%', kHex[value >> 4], kHex[value & 15]};
+    }
+  }
+  return encoded;
+}
+
+std::string percent_decode(std::string_view segment) {
+  std::string decoded;
+  for (std::size_t i = 0; i < segment.size(); ++i) {
+    if (segment[i] != '%') {
+      decoded += segment[i];
+      continue;
+    }
+    const std::string_view digits = segment.substr(i + 1, 2);
+    unsigned value = 0;
+    const auto end = std::from_chars(digits.data(), digits.data() + digits.size(), value, 16).ptr;
+    if (digits.size() != 2 || end != digits.data() + 2) {
+      throw HttpError(400,
+                      kInvalidRequest,
+                      "path: expected two hex digits after '%' in '" + std::string(segment) + "'");
+    }
+    decoded += static_cast<char>(value);
+    i += 2;
+  }
+  return decoded;
 }
 
 void Router::add(http::verb method, std::string path, Handler handler) {

@@ -11,6 +11,11 @@ namespace meshnet {
 /// The path of "/path?query", or of the absolute form "http://host/path" that proxies send.
 std::string_view path_of(std::string_view target);
 
+/// One segment of a path, with every byte that may mean something there as "%2F" and the like.
+std::string percent_encode(std::string_view segment);
+/// The reverse. Throws HttpError 400 for a '%' without two hex digits.
+std::string percent_decode(std::string_view segment);
+
 /// (method, path) → handler. A path may end in "/{id}", which stands for one segment.
 /// Query strings are ignored.
 class Router {

@@ -160,10 +160,10 @@ Awaitable<void> handle_forward(Node& node, Exchange& exchange) {
   }
 }
 
-/// DELETE /sessions/{id}
+/// DELETE /sessions/{id}, percent-encoded.
 Awaitable<void> handle_release(Node& node, Exchange& exchange) {
   const std::string_view path = path_of(exchange.request.target());
-  const std::string session(path.substr(std::string_view("/sessions/").size()));
+  const std::string session = percent_decode(path.substr(std::string_view("/sessions/").size()));
   const bool released = node.shard.release(session);
   if (node.tail_text) node.tail_text->release(session);
   co_await send_json(node,

@@ -14,6 +14,7 @@
 #include "models/nvtx.h"
 #include "net/http_error.h"
 #include "net/openai.h"
+#include "net/router.h"
 #include "net/wire.h"
 #include "runtime/server_timing.h"
 
@@ -172,7 +173,7 @@ Awaitable<void> Pipeline::release(std::string session, std::vector<Hop> hops) {
 }
 
 Awaitable<void> Pipeline::release_at(std::string session, Hop hop) {
-  HttpRequest message{http::verb::delete_, "/sessions/" + session, 11};
+  HttpRequest message{http::verb::delete_, "/sessions/" + percent_encode(session), 11};
   if (!cluster_token_.empty()) message.set(http::field::authorization, "Bearer " + cluster_token_);
   try {
     co_await client_.send(hop.url, std::move(message), self_.timeouts.connect);

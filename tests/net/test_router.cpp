@@ -62,6 +62,19 @@ TEST_F(RouterTest, MatchesMethodAndPath) {
   EXPECT_EQ(route(http::verb::delete_, "/sessions/a-b.c"), 4);
 }
 
+TEST_F(RouterTest, ASegmentMayBeAnyText) {
+  for (const std::string text : {"a/b", "a?b", "50%", "a%2Fb", "\xff \n", "a-b.c_d~1"}) {
+    const std::string encoded = percent_encode(text);
+    EXPECT_EQ(percent_decode(encoded), text);
+    EXPECT_EQ(route(http::verb::delete_, "/sessions/" + encoded), 4) << encoded;
+  }
+  EXPECT_EQ(percent_encode("a/b?c%"), "a%2Fb%3Fc%25");
+  EXPECT_EQ(percent_decode("a%2fb"), "a/b");
+  for (const char* bad : {"%", "a%2", "%zz", "%-1", "%%41"}) {
+    EXPECT_THROW(percent_decode(bad), HttpError) << bad;
+  }
+}
+
 TEST_F(RouterTest, UnknownPathIs404) {
   for (const char* path :
        {"/", "/healthy", "/health/", "/sessions", "/sessions/", "/sessions/a/b", "*", "/v1"}) {
