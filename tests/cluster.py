@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -137,6 +138,51 @@ class Cluster:
     def complete(self, name, prompt, timeout=120, **fields) -> Answer:
         body = {"prompt": prompt, "temperature": 0, "return_token_ids": True, **fields}
         return call(self.url(name) + "/v1/completions", body, timeout=timeout)
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.02)
+
+
+def ids_of(answer: Answer) -> list[int]:
+    assert answer.status == 200, answer.body
+    return answer.json()["choices"][0]["token_ids"]
+
+
+def status(cluster: Cluster, name):
+    return call(cluster.url(name) + "/status").json()
+
+
+def sessions(cluster: Cluster, name):
+    return status(cluster, name)["sessions"]
+
+
+def state_bytes(cluster: Cluster, name) -> int:
+    return status(cluster, name)["cache"]["total_bytes"]
+
+
+def counts(cluster: Cluster, name, metric, label) -> dict[str, int]:
+    """Of a counter in /metrics: its value for each of the label's."""
+    text = call(cluster.url(name) + "/metrics").body.decode()
+    found = re.findall(rf'^{metric}{{{label}="(.*)"}} (\S+)$', text, re.MULTILINE)
+    return {value: int(float(count)) for value, count in found}
+
+
+def misses(cluster: Cluster, name) -> dict[str, int]:
+    return counts(cluster, name, "meshnet_cache_misses_total", "reason")
+
+
+def steps(cluster: Cluster, name) -> dict[str, int]:
+    return counts(cluster, name, "meshnet_steps_total", "mode")
+
+
+def forward(url, body, **headers) -> Answer:
+    """POST /forward, with Past_Len=3 for X-Meshnet-Past-Len: 3."""
+    headers = {"X-Meshnet-" + key.replace("_", "-"): str(value) for key, value in headers.items()}
+    return call(url + "/forward", body, headers, method="POST")
 
 
 def sse_events(body: bytes):

@@ -170,3 +170,10 @@ def test_server_timing_names_every_hop(pair):
         ("compute", "tail"),
     ):
         assert f'{part};desc="{node}";dur=' in timing
+
+
+def test_no_choices_is_refused_before_any_stream(pair):
+    body = {"prompt": "Hi", "stream": True, "n": 0}
+    answer = call(pair.url("head") + "/v1/completions", body)
+    assert answer.status == 400 and answer.json()["error"]["param"] == "n"
+    assert answer.headers.get_content_type() == "application/json"

@@ -1,19 +1,12 @@
-"""A real head and a scripted tail: answers that no node of ours gives, and those that are rare.
-
-The tail is an HTTP server of this file. It answers each POST /forward with the next of a list.
-"""
+"""A real head and a scripted tail: answers that no node of ours gives, and those that are rare."""
 
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from cluster import Cluster, call
+from cluster import Cluster, call, ids_of, wait_until
+from fake_tail import HIDDEN, LAYERS, NAME, TENSOR, Tail, answer, error, miss, token
 
-NAME = "far-end"  # no word that an error message has for other reasons
-LAYERS = "2-3"
-HIDDEN = 64
 PROMPT = [1000, 2000, 3000]
 FIXED_HEADERS = {
     "x-meshnet-session",
@@ -22,100 +15,6 @@ FIXED_HEADERS = {
     "x-meshnet-hop-index",
     "x-meshnet-start-layer",
 }
-JSON = "application/json"
-
-
-def answer(status, body, content_type=JSON, **headers):
-    """Status, headers and body of one scripted answer."""
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    names = {name.replace("_", "-"): value for name, value in headers.items()}
-    return status, {"Content-Type": content_type, **names}, data
-
-
-def token(token_id):
-    return answer(200, {"text": "x", "token_id": token_id}, X_Meshnet_Protocol="1")
-
-
-def error(status, code, **fields):
-    where = {"node": NAME, "hop_index": 1, "layers": LAYERS}
-    return answer(status, {"error": code, "message": f"scripted {code}", **where, **fields})
-
-
-def miss(reason="unknown_session"):
-    return error(409, "cache_miss", reason=reason)
-
-
-TENSOR = answer(
-    200,
-    bytes(HIDDEN * 2),
-    "application/octet-stream",
-    X_Meshnet_Protocol="1",
-    X_Meshnet_Dtype="bfloat16",
-    X_Meshnet_Shape=f"1,1,{HIDDEN}",
-)
-
-
-class Tail:
-    """The scripted node: `status` answers GET /status, `script` one POST /forward after another."""
-
-    def __init__(self, port, ready):
-        self.ready = self.status = ready
-        self.probe = miss()  # of a session that nobody knows: the answer of a node that keeps state
-        self.script, self.received, self.released = [], [], []
-        self.server = ThreadingHTTPServer(("127.0.0.1", port), self.handler())
-        self.server.daemon_threads = True
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-    def handler(tail):  # noqa: N805 (`self` is the request's handler below)
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True
-
-            def do_GET(self):
-                self.reply(*tail.status)
-
-            def do_DELETE(self):
-                tail.released.append(self.path)
-                self.reply(*answer(200, {"released": True}))
-
-            def do_POST(self):
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                if headers["x-meshnet-session"].startswith("probe-"):
-                    self.reply(*tail.probe)
-                    return
-                tail.received.append((headers, body))
-                over = error(500, "script_is_over")
-                self.reply(*(tail.script.pop(0) if tail.script else over))
-
-            def reply(self, status, headers, body):
-                self.send_response(status)
-                for name, value in {**headers, "Content-Length": str(len(body))}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_):
-                pass
-
-        return Handler
-
-    def play(self, *script):
-        self.script, self.received = list(script), []
-
-    def modes(self):
-        return [headers["x-meshnet-cache"] for headers, _ in self.received]
-
-    def close(self):
-        self.server.shutdown()
-        self.server.server_close()
-
-
-def wait_until(condition, seconds=15):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -167,11 +66,6 @@ def wait_for_protocol(cluster, protocol):
 
 def generate(cluster, max_tokens, **fields):
     return cluster.complete("head", PROMPT, max_tokens=max_tokens, **fields)
-
-
-def ids_of(answer):
-    assert answer.status == 200, answer.body
-    return answer.json()["choices"][0]["token_ids"]
 
 
 def check_error(answer, status):
@@ -259,26 +153,44 @@ def test_without_state_every_step_carries_the_whole_sequence(cluster, tail):
     assert shapes == [f"1,{tokens},{HIDDEN}" for tokens in (3, 1, 4, 5, 6)]
 
 
-@pytest.mark.parametrize("body", ["ours", "another's"])
+@pytest.mark.parametrize("body", ["ours", "a proxy's", "an old node's"])
 @pytest.mark.parametrize("status", [409, 502, 503, 504])
 def test_a_decode_lost_on_the_way_is_made_good_by_a_prefill(cluster, tail, status, body):
     """Old nodes and proxies have bodies of their own: there the status says it."""
     lost = miss() if status == 409 else error(status, "lost")
-    if body != "ours":
+    if body == "a proxy's":
         lost = answer(status, b"<html>a proxy's page</html>", "text/html")
+    elif body == "an old node's":
+        lost = answer(status, {"error": "unknown session"})
     tail.play(token(1000), lost, token(2000), token(3000))
     assert ids_of(generate(cluster, 3)) == [1000, 2000, 3000]
     assert tail.modes() == ["prefill", "decode", "prefill", "decode"]
     assert {headers["x-meshnet-epoch"] for headers, _ in tail.received} == {"1"}
 
 
+def test_a_node_without_memory_for_a_step_is_not_given_up(cluster, tail):
+    """Its session is gone, but it lives, and stays in the route."""
+    was_ready = cluster.log("head").count(f"node {NAME} ")
+    tail.play(token(1000), error(503, "out_of_memory"), token(2000), token(3000))
+    assert ids_of(generate(cluster, 3)) == [1000, 2000, 3000]
+    assert tail.modes() == ["prefill", "decode", "prefill", "decode"]
+    assert {headers["x-meshnet-epoch"] for headers, _ in tail.received} == {"1"}
+    assert cluster.log("head").count(f"node {NAME} ") == was_ready, "neither gone nor back"
+
+
 @pytest.mark.parametrize(
-    "code, status", [("stale_route_epoch", 412), ("session_exceeds_budget", 507)]
+    "failure, status",
+    [
+        (error(412, "stale_route_epoch"), 502),
+        (error(507, "session_exceeds_budget"), 507),
+        (miss("released"), 502),
+    ],
+    ids=["stale epoch", "exceeds the budget", "released"],
 )
-def test_what_no_prefill_can_mend_ends_a_generation_at_once(cluster, tail, code, status):
-    tail.play(token(1000), error(status, code), token(2000))
-    said = check_error(generate(cluster, 4), 502 if status == 412 else status)
-    assert said["code"] == code
+def test_what_no_prefill_can_mend_ends_a_generation_at_once(cluster, tail, failure, status):
+    tail.play(token(1000), failure, token(2000))
+    said = check_error(generate(cluster, 4), status)
+    assert said["code"] == json.loads(failure[2])["error"]
     assert len(tail.received) == 2
 
 
@@ -388,6 +300,12 @@ def test_an_old_tail_without_ids_ends_with_the_eos_token(cluster, old_tail):
     answered = generate(cluster, 8)
     assert answered.json()["choices"][0]["text"] == " fox"
     assert answered.json()["choices"][0]["finish_reason"] == "stop"
+
+
+def test_an_old_tail_without_ids_never_ends_with_no_text(cluster, old_tail):
+    """It is in the middle of a character perhaps: the token is lost, and the answer is not at its end."""
+    old_tail.play(answer(200, {"text": " fox"}), answer(200, {"text": ""}))
+    check_error(generate(cluster, 8), 502)
 
 
 def test_an_old_tail_is_not_asked_to_sample(cluster, old_tail):

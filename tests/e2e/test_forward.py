@@ -130,7 +130,8 @@ def test_decode_goes_on_from_state_and_text_from_its_session(pair, tiny):
         rows = table[ids[-1:]]
     assert ids == expected
     whole = AutoTokenizer.from_pretrained(tiny).decode(ids, skip_special_tokens=True)
-    assert text and whole.startswith(text.rstrip("\ufffd"))
+    # What is left is at most a character whose last token has not come.
+    assert text and whole.startswith(text) and whole[len(text) :] in ("", "\ufffd")
     for name in ("head", "tail"):
         released = call(pair.url(name) + "/sessions/driven", method="DELETE").json()
         assert released == {"released": True}
