@@ -30,6 +30,7 @@ struct RopeParameters {
   /// longrope: its long_factor or its short_factor, one number per frequency. Which one is decided
   /// here and once, by max_position_embeddings: keys that were rotated by one set are of no use to
   /// queries that are rotated by the other.
+  // NOLINTNEXTLINE(readability-redundant-member-init): GCC wants it where a label leaves it out
   std::vector<double> ext_factors = {};
 };
 
