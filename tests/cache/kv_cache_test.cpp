@@ -106,10 +106,5 @@ TEST(KvCacheTest, WrittenInInferenceModeAndGrownOutsideAndBack) {
   EXPECT_EQ(cache.length(), 301);
 }
 
-/// All that rows [first, last) may see under a window: by definition, not by any cache.
-Tokens visible(const Tokens& tokens, int64_t window, int64_t first, int64_t last) {
-  return tokens.slice(std::max<int64_t>(first - (window - 1), 0), last);
-}
-
 }  // namespace
 }  // namespace meshnet

@@ -22,6 +22,11 @@ SlidingKvCache make_sliding(int64_t window) {
   return SlidingKvCache(sliding_geometry(window), at::kFloat, at::kCPU);
 }
 
+/// All that rows [first, last) may see under a window: by definition, not by any cache.
+Tokens visible(const Tokens& tokens, int64_t window, int64_t first, int64_t last) {
+  return tokens.slice(std::max<int64_t>(first - (window - 1), 0), last);
+}
+
 TEST(SlidingKvCacheTest, ShowsTheWindowWhateverTheChunks) {
   at::manual_seed(0);
   std::mt19937 random = seeded(2);
