@@ -7,37 +7,17 @@
 #include <cmath>
 #include <vector>
 
-#ifdef __x86_64__
+#include "models/kernels/avx512_bf16.h"
 
-#include <immintrin.h>
+#ifdef __x86_64__
 
 namespace meshnet {
 namespace {
 
 using c10::BFloat16;
+using namespace avx512;
 
-#define MESHNET_AVX512_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
-
-constexpr int64_t kLanes = 32;         // bfloat16 numbers of one register
-constexpr int64_t kFloats = 16;        // float32 numbers of one register
-constexpr int64_t kAhead = 4096;       // numbers between a prefetch and its use
-constexpr int64_t kLeastWork = 16384;  // numbers that are worth a thread
-
-MESHNET_AVX512_BF16 inline __m512bh load(const BFloat16* from) {
-  return (__m512bh)_mm512_loadu_si512(from);
-}
-
-MESHNET_AVX512_BF16 inline __m512 widen(__m256i bits) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-}
-
-MESHNET_AVX512_BF16 inline __m512 load_floats(const BFloat16* from) {
-  return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
-
-MESHNET_AVX512_BF16 inline void store_floats(BFloat16* to, __m512 values) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(values));
-}
+constexpr int64_t kAhead = 4096;  // numbers between a prefetch and its use
 
 /// What is left of float32 values that pass through bfloat16.
 MESHNET_AVX512_BF16 inline __m512 rounded(__m512 values) {
@@ -118,26 +98,6 @@ MESHNET_AVX512_BF16 void rotate_head(BFloat16* x,
   }
 }
 
-/// e^x for x <= 0: Cephes' expf, 16 at a time. Below -87 it is 0 for all that matters.
-MESHNET_AVX512_BF16 inline __m512 exp_not_positive(__m512 x) {
-  x = _mm512_max_ps(x, _mm512_set1_ps(-87.0F));
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504F)),
-                                        _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375F), x);  // x - n ln 2, in two parts
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4F), r);
-  __m512 p = _mm512_set1_ps(1.9875691500e-4F);
-  for (const float coefficient : {1.3981999507e-3F,
-                                  8.3334519073e-3F,
-                                  4.1665795894e-2F,
-                                  1.6666665459e-1F,
-                                  5.0000001201e-1F,
-                                  1.0F,
-                                  1.0F}) {
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(coefficient));
-  }
-  return _mm512_scalef_ps(p, n);
-}
-
 /// scores [length, rounded up to 16] → e^(score - largest), and their sum.
 MESHNET_AVX512_BF16 float exponentiate(float* scores, int64_t length, float largest) {
   const int64_t padded = (length + kFloats - 1) / kFloats * kFloats;
@@ -152,23 +112,24 @@ MESHNET_AVX512_BF16 float exponentiate(float* scores, int64_t length, float larg
   return _mm512_reduce_add_ps(sum);
 }
 
-/// One query head over all keys and values of head_dim kChunks * 32. scores [length, rounded up to
-/// 16] is room to work in.
+/// One query head over all keys and values of head_dim kChunks * 32, `key_stride` and
+/// `value_stride` numbers apart. scores [length, rounded up to 16] is room to work in.
 template <int kChunks>
 MESHNET_AVX512_BF16 void attend_head(const BFloat16* query,
                                      const BFloat16* key,
+                                     int64_t key_stride,
                                      const BFloat16* value,
+                                     int64_t value_stride,
                                      BFloat16* out,
                                      float* scores,
                                      int64_t length,
                                      float scaling) {
-  constexpr int64_t kHeadDim = kChunks * kLanes;
   float largest = -INFINITY;
   for (int64_t i = 0; i < length; ++i) {
     __m512 sum = _mm512_setzero_ps();
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       sum = _mm512_dpbf16_ps(
-          sum, load(query + chunk * kLanes), load(key + i * kHeadDim + chunk * kLanes));
+          sum, load(query + chunk * kLanes), load(key + i * key_stride + chunk * kLanes));
     }
     scores[i] = _mm512_reduce_add_ps(sum) * scaling;
     largest = std::max(largest, scores[i]);
@@ -178,8 +139,8 @@ MESHNET_AVX512_BF16 void attend_head(const BFloat16* query,
   for (int64_t i = 0; i < length; ++i) {
     const __m512 weight = _mm512_set1_ps(scores[i]);
     for (int part = 0; part < 2 * kChunks; ++part) {
-      sums[part] =
-          _mm512_fmadd_ps(weight, load_floats(value + i * kHeadDim + part * kFloats), sums[part]);
+      sums[part] = _mm512_fmadd_ps(
+          weight, load_floats(value + i * value_stride + part * kFloats), sums[part]);
     }
   }
   for (int part = 0; part < 2 * kChunks; ++part) {
@@ -210,10 +171,6 @@ bool has_instructions() {
       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16");
   return kHas;
-}
-
-int64_t worth_a_thread(int64_t numbers_each) {
-  return std::max<int64_t>(1, kLeastWork / numbers_each);
 }
 
 }  // namespace
@@ -305,7 +262,9 @@ at::Tensor attend_row(const at::Tensor& query,
         for (int64_t head = begin; head < end; ++head) {
           attend(query_data + head * query.stride(1),
                  key_data + head / group * key.stride(0),
+                 key.stride(1),
                  value_data + head / group * value.stride(0),
+                 value.stride(1),
                  out_data + head * head_dim,
                  scores.data(),
                  length,

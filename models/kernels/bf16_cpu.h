@@ -31,8 +31,8 @@ void rotate_bf16(const at::Tensor& states, const at::Tensor& cos, const at::Tens
 /// 32, 64, 96, 128 or 256.
 bool takes_attend_row(const at::Tensor& query);
 
-/// query [1, num_attention_heads, head_dim], key and value [num_key_value_heads, length, head_dim]
-/// whose last two dimensions lie contiguous → [1, num_attention_heads * head_dim]. The twin is
+/// query [1, num_attention_heads, head_dim], key and value [num_key_value_heads, length, head_dim],
+/// each with its last dimension contiguous → [1, num_attention_heads * head_dim]. The twin is
 /// causal_attention in ops.h.
 at::Tensor attend_row(const at::Tensor& query,
                       const at::Tensor& key,

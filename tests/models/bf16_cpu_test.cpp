@@ -111,6 +111,24 @@ TEST_F(Bf16Cpu, AttendsOverAnyLengthWithAnyHeadDim) {
   EXPECT_FALSE(takes_attend_row(at::zeros({1, 2, 160}, at::kBFloat16)));
 }
 
+TEST_F(Bf16Cpu, AttentionReadsKeysAndValuesRowByRowToo) {
+  const at::Tensor query = at::randn({1, 4, 64}).to(at::kBFloat16);
+  const at::Tensor key_value = at::randn({50, 4, 64}).to(at::kBFloat16).transpose(0, 1);
+  const at::Tensor key = key_value.narrow(0, 0, 2);
+  const at::Tensor value = key_value.narrow(0, 2, 2);
+  EXPECT_TRUE(at::equal(attend_row(query, key, value, 0.125),
+                        attend_row(query, key.contiguous(), value.contiguous(), 0.125)));
+}
+
+TEST_F(Bf16Cpu, AttentionCarriesWhatIsNoNumber) {
+  at::Tensor query = at::ones({1, 2, 64}, at::kBFloat16);
+  query[0][1][3] = std::numeric_limits<float>::quiet_NaN();
+  const at::Tensor key_value = at::ones({1, 20, 64}, at::kBFloat16);
+  const at::Tensor out = attend_row(query, key_value, key_value, 1.0);
+  EXPECT_TRUE(at::equal(out[0].narrow(0, 0, 64), key_value[0][0]));
+  EXPECT_TRUE(out[0].narrow(0, 64, 64).isnan().all().item<bool>());
+}
+
 TEST_F(Bf16Cpu, AttentionSurvivesFarApartScores) {
   at::Tensor query = at::full({1, 1, 64}, 8.0F, at::kBFloat16);
   at::Tensor key = at::full({1, 20, 64}, -8.0F, at::kBFloat16);

@@ -3,6 +3,10 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
 #include "models/kernels/silu_and_mul.h"
 #include "models/layers/rms_norm.h"
 #include "support.h"
@@ -69,68 +73,61 @@ TEST(RmsNorm, NormalisesTheHeadsOfAView) {
   }
 }
 
-/// softmax(query · key) · value of one head, with everything written out. query [rows, head_dim].
+/// softmax(query · key) · value of one head, with everything written out. query [rows, head_dim];
+/// each row sees its last `window` keys.
 at::Tensor attention_of_one_head(const at::Tensor& query,
                                  const at::Tensor& key,
                                  const at::Tensor& value,
-                                 double scaling) {
+                                 double scaling,
+                                 int64_t window) {
   std::vector<at::Tensor> rows;
   const int64_t past = key.size(0) - query.size(0);
   for (int64_t row = 0; row < query.size(0); ++row) {
-    const at::Tensor seen = key.narrow(0, 0, past + row + 1);
+    const int64_t end = past + row + 1;
+    const int64_t first = std::max<int64_t>(0, end - window);
+    const at::Tensor seen = key.narrow(0, first, end - first);
     const at::Tensor weights = at::softmax(at::mv(seen, query[row]) * scaling, 0);
-    rows.push_back(at::mv(value.narrow(0, 0, past + row + 1).t(), weights));
+    rows.push_back(at::mv(value.narrow(0, first, end - first).t(), weights));
   }
   return at::stack(rows);
 }
 
-TEST(CausalAttention, GroupsHeadsAndSeesOnlyTheNotLater) {
+TEST(CausalAttention, GroupsHeadsAndSeesOnlyTheNotLaterOfItsWindow) {
   at::manual_seed(0);
   constexpr int64_t kLength = 9;
   const at::Tensor query = at::randn({kLength, 6, 8});
   const at::Tensor key = at::randn({kLength, 2, 8});
   const at::Tensor value = at::randn({kLength, 2, 8});
-  std::vector<at::Tensor> heads;
-  for (int64_t head = 0; head < 6; ++head) {
-    heads.push_back(attention_of_one_head(
-        query.select(1, head), key.select(1, head / 3), value.select(1, head / 3), 0.3));
-  }
-  const at::Tensor expected = at::cat(heads, 1);
   const at::Tensor keys = key.transpose(0, 1);
   const at::Tensor values = value.transpose(0, 1);
-  EXPECT_TRUE(at::allclose(causal_attention(query, keys, values, 0.3, 0), expected, 1e-4, 1e-5));
-
-  // The newest rows over keys and values of a past: the last rows of the whole.
-  for (const int64_t rows : {1, 2, 5}) {
-    const at::Tensor newest =
-        causal_attention(query.narrow(0, kLength - rows, rows), keys, values, 0.3, 0);
-    EXPECT_TRUE(at::allclose(newest, expected.narrow(0, kLength - rows, rows), 1e-4, 1e-5)) << rows;
-  }
-}
-
-TEST(CausalAttention, AWindowIsTheLastKeysOnly) {
-  // Each row by itself, over nothing but the keys that its window shows.
-  at::manual_seed(0);
-  constexpr int64_t kLength = 20;
-  const at::Tensor query = at::randn({kLength, 4, 8});
-  const at::Tensor keys = at::randn({2, kLength, 8});
-  const at::Tensor values = at::randn({2, kLength, 8});
-  for (const int64_t window : {1, 3, 19, 20, 100}) {
-    std::vector<at::Tensor> rows;
-    for (int64_t row = 0; row < kLength; ++row) {
-      const int64_t seen = std::min(row + 1, window);
-      rows.push_back(causal_attention(query.narrow(0, row, 1),
-                                      keys.narrow(1, row + 1 - seen, seen),
-                                      values.narrow(1, row + 1 - seen, seen),
-                                      0.3,
-                                      0));
+  for (const int64_t sliding_window : {0, 1, 4, 8, 9, 20}) {
+    const int64_t window = sliding_window == 0 ? kLength : sliding_window;
+    std::vector<at::Tensor> heads;
+    for (int64_t head = 0; head < 6; ++head) {
+      heads.push_back(attention_of_one_head(
+          query.select(1, head), key.select(1, head / 3), value.select(1, head / 3), 0.3, window));
     }
-    const at::Tensor expected = at::cat(rows);
-    for (const int64_t newest : {1, 2, 7, 20}) {
-      const at::Tensor out =
-          causal_attention(query.narrow(0, kLength - newest, newest), keys, values, 0.3, window);
-      EXPECT_LT(relative_error(out, expected.narrow(0, kLength - newest, newest)), 1e-5)
-          << "window " << window << ", " << newest << " rows";
+    const at::Tensor expected = at::cat(heads, 1);
+
+    // The newest rows over keys and values of a past: the last rows of the whole.
+    for (const int64_t rows : {1, 2, 5, 9}) {
+      const at::Tensor newest = query.narrow(0, kLength - rows, rows);
+      const at::Tensor expected_rows = expected.narrow(0, kLength - rows, rows);
+      EXPECT_TRUE(at::allclose(
+          causal_attention(newest, keys, values, 0.3, sliding_window), expected_rows, 1e-4, 1e-5))
+          << rows << " rows, window " << sliding_window;
+
+      // What no row of them sees need not be there.
+      const int64_t seen = std::min(kLength, window - 1 + rows);
+      EXPECT_TRUE(at::allclose(causal_attention(newest,
+                                                keys.narrow(1, kLength - seen, seen),
+                                                values.narrow(1, kLength - seen, seen),
+                                                0.3,
+                                                sliding_window),
+                               expected_rows,
+                               1e-4,
+                               1e-5))
+          << rows << " rows, window " << sliding_window << " and no more";
     }
   }
 }
