@@ -19,6 +19,10 @@ constexpr std::array kCertified{
     Certified{"mistral", "MistralForCausalLM"},
     Certified{"qwen2", "Qwen2ForCausalLM"},
     Certified{"qwen3", "Qwen3ForCausalLM"},
+    Certified{"qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"},
+    Certified{"qwen3_5_text", "Qwen3_5ForCausalLM"},
+    Certified{"qwen3_moe", "Qwen3MoeForCausalLM"},
+    Certified{"qwen3_next", "Qwen3NextForCausalLM"},
 };
 
 std::string certified_list() {

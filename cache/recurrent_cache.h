@@ -6,8 +6,8 @@
 
 namespace meshnet {
 
-/// State of one gated delta-net layer for one sequence. Zero before the first token. The layer that
-/// owns it replaces both tensors at the end of a step.
+/// State of one gated delta-net layer for one sequence. Zero before the first token. A step of the
+/// layer that owns it replaces conv_state and writes to delta_state.
 struct RecurrentCache {
   at::Tensor conv_state;   ///< [conv_dim, conv_kernel_size - 1], the newest input last, zeros on
                            ///< the left before there are enough

@@ -4,15 +4,27 @@
 
 namespace meshnet {
 
-extern const Architecture kGemma3Text;  // arch/gemma3.cpp
-extern const Architecture kLlama;       // arch/llama.cpp
-extern const Architecture kMistral;     // arch/mistral.cpp
-extern const Architecture kQwen2;       // arch/qwen2.cpp
-extern const Architecture kQwen3;       // arch/qwen3.cpp
+extern const Architecture kGemma3Text;     // arch/gemma3.cpp
+extern const Architecture kLlama;          // arch/llama.cpp
+extern const Architecture kMistral;        // arch/mistral.cpp
+extern const Architecture kQwen2;          // arch/qwen2.cpp
+extern const Architecture kQwen3;          // arch/qwen3.cpp
+extern const Architecture kQwen35MoeText;  // arch/qwen3_5.cpp
+extern const Architecture kQwen35Text;     // arch/qwen3_5.cpp
+extern const Architecture kQwen3Moe;       // arch/qwen3_moe.cpp
+extern const Architecture kQwen3Next;      // arch/qwen3_next.cpp
 
 namespace {
 
-constexpr std::array kArchitectures{&kGemma3Text, &kLlama, &kMistral, &kQwen2, &kQwen3};
+constexpr std::array kArchitectures{&kGemma3Text,
+                                    &kLlama,
+                                    &kMistral,
+                                    &kQwen2,
+                                    &kQwen3,
+                                    &kQwen35MoeText,
+                                    &kQwen35Text,
+                                    &kQwen3Moe,
+                                    &kQwen3Next};
 
 }  // namespace
 

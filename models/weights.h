@@ -30,6 +30,7 @@ class Checkpoint {
   };
   /// Throws std::runtime_error naming the tensor, and the file that lacks it or is missing.
   Entry find(const std::string& name);
+  bool has(const std::string& name) const { return file_of_.contains(name); }
   /// Every tensor's name, of all nodes.
   std::vector<std::string> names() const;
 
@@ -52,6 +53,8 @@ class Weights {
   /// The cursor one step further down: name "self_attn" for "self_attn.*".
   Weights at(std::string_view name) const;
 
+  /// Whether the checkpoint lists the tensor.
+  bool has(std::string_view name) const { return checkpoint_->has(prefix_ + std::string(name)); }
   /// The tensor, of exactly this shape. Throws std::runtime_error with file, full name, expected
   /// and got.
   at::Tensor get(std::string_view name, at::IntArrayRef shape) const;

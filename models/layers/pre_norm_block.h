@@ -6,7 +6,9 @@
 #include "models/block.h"
 #include "models/config.h"
 #include "models/layers/attention.h"
+#include "models/layers/gated_delta_net.h"
 #include "models/layers/mlp.h"
+#include "models/layers/moe.h"
 #include "models/layers/rms_norm.h"
 
 namespace meshnet {
@@ -14,8 +16,8 @@ namespace meshnet {
 class Weights;
 
 /// What moves information between tokens, and what works on each token alone.
-using TokenMixer = std::variant<Attention>;
-using FeedForward = std::variant<Mlp>;
+using TokenMixer = std::variant<Attention, GatedDeltaNet>;
+using FeedForward = std::variant<Mlp, SparseMoe>;
 
 /// The decoder layer of most families: x + mixer(input_layernorm(x)), then
 /// x + feed_forward(post_attention_layernorm(x)).

@@ -7,63 +7,16 @@ MESHNET_REAL_MODEL_TESTS=1 and MESHNET_MODEL_DIR the same runs on a real model d
 import os
 import random
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-from cluster import ROOT, Cluster
+from cluster import ROOT
+from golden.greedy import TOKENS, generate, load_reference, reference
 from golden.make_golden import LEAST_MARGIN
 
-TOKENS = 64
 PROMPT = random.Random(47).choices(range(1000, 40000), k=12)  # least margin 0.0097
 TEXT = "The three largest cities of France are"
 CUTS = {"one node": 0, "cut at 1": 1, "cut at 12": 12, "cut at 21": 21}
-
-
-@dataclass
-class Reference:
-    """What transformers makes of a prompt."""
-
-    num_layers: int
-    prompt_ids: list[int]
-    greedy_ids: list[int]  # up to the eos id, which is included
-    margins: list[float]  # of each step, between the two best logits
-
-
-def reference(model_dir, tokenize) -> Reference:
-    from transformers import AutoModelForCausalLM
-
-    prompt_ids = tokenize(model_dir)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
-    out = model.generate(
-        torch.tensor([prompt_ids]),
-        do_sample=False,
-        repetition_penalty=1.0,
-        max_new_tokens=TOKENS,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    best_two = [step[0].topk(2).values for step in out.logits]
-    return Reference(
-        model.config.num_hidden_layers,
-        prompt_ids,
-        out.sequences[0, len(prompt_ids) :].tolist(),
-        [float(best - second) for best, second in best_two],
-    )
-
-
-def generate(model_dir, directory, cut, golden):
-    """Our greedy ids: of one node, or of two where the second starts at layer `cut`."""
-    last = golden.num_layers - 1
-    nodes = {"head": f"0-{cut - 1}", "tail": f"{cut}-{last}"} if cut else {"head": f"0-{last}"}
-    with Cluster(directory, model_dir, nodes, dtype="float32") as cluster:
-        cluster.start().wait_ready()
-        answer = cluster.complete("head", golden.prompt_ids, max_tokens=TOKENS, timeout=1200)
-        assert answer.status == 200, answer.body
-        for name in nodes:
-            assert "missed" not in cluster.log(name)
-        return answer.json()["choices"][0]["token_ids"]
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +29,7 @@ def qwen2_shape(smollm2):  # whose tokenizer it takes
 
 @pytest.fixture(scope="module")
 def golden(qwen2_shape):
-    made = reference(qwen2_shape, lambda _: PROMPT)
+    made = reference(load_reference(qwen2_shape), PROMPT)
     assert len(made.greedy_ids) == TOKENS and len(set(made.greedy_ids)) >= 12, made.greedy_ids
     assert min(made.margins) > LEAST_MARGIN
     return made
@@ -104,7 +57,7 @@ def encode(model_dir):
 
 @pytest.fixture(scope="module")
 def real_golden(real_model):
-    return reference(real_model, encode)
+    return reference(load_reference(real_model), encode(real_model))
 
 
 @pytest.mark.parametrize("part", [0, 1 / 24, 1 / 2, 7 / 8], ids=["one node", "1/24", "1/2", "7/8"])

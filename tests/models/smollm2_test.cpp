@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <iostream>
 
 #include "models/slice.h"
@@ -45,7 +46,14 @@ class SmolLM2 : public testing::Test {
   Tensors golden_;
 };
 
+/// No further from bfloat16 as transformers computes it than that is, for the worst of the prompts,
+/// from float32: where an operation sums in another order, some values are rounded the other way.
 TEST_F(SmolLM2, FirstLogitsInBfloat16AreThoseOfTransformers) {
+  double apart = 0;
+  for (int64_t prompt = 0; prompt < kPrompts; ++prompt) {
+    apart = std::max(
+        apart, relative_error(golden("logits_bfloat16", prompt), golden("logits_float32", prompt)));
+  }
   const ModelSlice whole = load_whole(dir_, at::kBFloat16);
   for (int64_t prompt = 0; prompt < kPrompts; ++prompt) {
     const at::Tensor logits = next_logits({&whole}, golden("prompt_ids", prompt));
@@ -54,7 +62,7 @@ TEST_F(SmolLM2, FirstLogitsInBfloat16AreThoseOfTransformers) {
               << relative_error(logits, golden("logits_float32", prompt)) << " from float32 ("
               << relative_error(golden("logits_bfloat16", prompt), golden("logits_float32", prompt))
               << " between those two)\n";
-    EXPECT_LT(error, 2e-2) << "prompt " << prompt;
+    EXPECT_LT(error, apart) << "prompt " << prompt;
   }
 }
 

@@ -110,7 +110,7 @@ TEST_P(EveryTinyModelWithState, AnyChunksOfAPrefillAreTheWhole) {
 TEST_P(EveryTinyModelWithState, InLowPrecisionIsCloseToTheStatelessRun) {
   // Products of one row and of many rows round differently; these weights are wide, so it shows.
   for (const auto& [dtype, tolerance] :
-       std::vector<std::pair<at::ScalarType, double>>{{at::kBFloat16, 8e-2}, {at::kHalf, 1e-2}}) {
+       std::vector<std::pair<at::ScalarType, double>>{{at::kBFloat16, 0.15}, {at::kHalf, 2e-2}}) {
     const Route route(dir(), {1}, dtype);
     auto stateless = route.session();
     const at::Tensor expected = route.step(input_ids_.narrow(0, 0, 64), stateless);
@@ -147,10 +147,10 @@ TEST_P(EveryTinyModelWithState, PackedSessionsAreAsEachAlone) {
 
   auto alone = route.session();
   route.step(input_ids_.narrow(0, 0, 7), alone);
-  EXPECT_LT(relative_error(logits[0], route.step(input_ids_.narrow(0, 7, 1), alone)), 1e-5);
+  EXPECT_LT(relative_error(logits[0], route.step(input_ids_.narrow(0, 7, 1), alone)), 5e-5);
   alone = route.session();
   route.step(input_ids_.narrow(0, 20, 12), alone);
-  EXPECT_LT(relative_error(logits[1], route.step(input_ids_.narrow(0, 32, 1), alone)), 1e-5);
+  EXPECT_LT(relative_error(logits[1], route.step(input_ids_.narrow(0, 32, 1), alone)), 5e-5);
 }
 
 TEST_P(EveryTinyModelWithState, TakesExactlyTheBytesOfItsRecipe) {

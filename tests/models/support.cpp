@@ -66,6 +66,11 @@ std::vector<std::string> tiny_models() {
           "qwen2",
           "qwen2_window",
           "qwen3",
+          "qwen3_moe",
+          "qwen3_moe_unnormed",
+          "qwen3_next",
+          "qwen3_5",
+          "qwen3_5_moe",
           "gemma3"};
 }
 
