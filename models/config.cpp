@@ -32,15 +32,6 @@ nlohmann::json parse_file(const std::filesystem::path& path) {
   }
 }
 
-void refuse_quantized(const JsonReader& file) {
-  const auto quantization = file.object("quantization_config");
-  if (!quantization) return;
-  throw std::runtime_error(
-      file.where() + ": quantization_config: method \"" +
-      quantization->string_or("quant_method", "(unnamed)") +
-      "\" is not supported; use a checkpoint with float32, bfloat16 or float16 weights");
-}
-
 std::string read_dtype(const JsonReader& file) {
   const std::string key = file.has("dtype") ? "dtype" : "torch_dtype";
   const std::string dtype = file.string_or(key, "float32");
@@ -130,7 +121,7 @@ ModelConfig read_config(const std::filesystem::path& model_dir) {
     file.fail("model_type", "one of those supported: " + supported_architectures());
   }
   const Architecture& architecture = *find_architecture(config.model_type);
-  refuse_quantized(file);
+  config.fp8_blocks = read_quantization(file);
   config.torch_dtype = read_dtype(file);
   config.vocab_size = file.integer("vocab_size", 1, kMaxVocab);
   config.hidden_size = file.integer("hidden_size", 1, kMaxSize);

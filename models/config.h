@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "models/quantization.h"
 #include "models/rope_parameters.h"
 
 namespace meshnet {
@@ -41,6 +42,7 @@ struct ModelConfig {
   std::optional<RopeParameters> sliding_rope_parameters;  ///< where sliding_attention layers have
                                                           ///< parameters of their own
   std::vector<int64_t> eos_token_id;
+  std::optional<Fp8Blocks> fp8_blocks;  ///< of the file's FP8 weights; nothing: they are plain
   std::shared_ptr<const nlohmann::json> raw;  ///< the whole file; of a multimodal one, its
                                               ///< text_config
 };

@@ -1,18 +1,19 @@
 #include "models/safetensors.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 namespace meshnet {
 namespace {
@@ -63,8 +64,10 @@ int64_t product(const std::vector<int64_t>& shape) {
   return result;
 }
 
-/// One entry of the header; `data` is everything behind the header.
-StoredTensor parse_entry(const nlohmann::json& entry, std::span<const std::byte> data) {
+/// One entry of the header; the data, `data_bytes` of them, begin at `data_begin` in the file.
+StoredTensor parse_entry(const nlohmann::json& entry,
+                         std::size_t data_begin,
+                         std::size_t data_bytes) {
   if (!entry.is_object() || !entry.contains("dtype") || !entry["dtype"].is_string() ||
       !entry.contains("shape") || !entry["shape"].is_array() || !entry.contains("data_offsets") ||
       !entry["data_offsets"].is_array() || entry["data_offsets"].size() != 2) {
@@ -77,130 +80,126 @@ StoredTensor parse_entry(const nlohmann::json& entry, std::span<const std::byte>
   }
   const uint64_t begin = unsigned_at(entry["data_offsets"][0], "data_offsets");
   const uint64_t end = unsigned_at(entry["data_offsets"][1], "data_offsets");
-  if (begin > end || end > data.size()) {
-    throw std::runtime_error("data_offsets: expected a range within " +
-                             std::to_string(data.size()) + " bytes, got " + std::to_string(begin) +
-                             " to " + std::to_string(end));
+  if (begin > end || end > data_bytes) {
+    throw std::runtime_error("data_offsets: expected a range within " + std::to_string(data_bytes) +
+                             " bytes, got " + std::to_string(begin) + " to " + std::to_string(end));
   }
-  tensor.data = data.subspan(begin, end - begin);
+  tensor.begin = data_begin + begin;
+  tensor.nbytes = end - begin;
 
   const int64_t size = element_size(tensor.dtype);
   int64_t expected = 0;
   if (size != 0 && (__builtin_mul_overflow(product(tensor.shape), size, &expected) ||
-                    static_cast<uint64_t>(expected) != tensor.data.size())) {
+                    static_cast<uint64_t>(expected) != tensor.nbytes)) {
     throw std::runtime_error("dtype " + tensor.dtype + " and shape " + entry["shape"].dump() +
-                             " do not fit its " + std::to_string(tensor.data.size()) + " bytes");
+                             " do not fit its " + std::to_string(tensor.nbytes) + " bytes");
   }
   return tensor;
 }
 
 /// As the reference demands: tensors neither overlap nor leave holes, and fill the file.
 void check_layout(const std::map<std::string, StoredTensor>& tensors,
-                  std::span<const std::byte> data) {
+                  std::size_t data_begin,
+                  std::size_t file_bytes) {
   std::vector<const std::pair<const std::string, StoredTensor>*> in_file_order;
   for (const auto& entry : tensors) in_file_order.push_back(&entry);
   const auto place = [](const auto* entry) {
-    return std::pair(entry->second.data.data(), entry->second.data.size());
+    return std::pair(entry->second.begin, entry->second.nbytes);
   };
   std::sort(in_file_order.begin(), in_file_order.end(), [&](const auto* a, const auto* b) {
     return place(a) < place(b);
   });
-  const std::byte* next = data.data();
+  std::size_t next = data_begin;
   for (const auto* entry : in_file_order) {
-    if (entry->second.data.data() != next) {
+    if (entry->second.begin != next) {
       throw std::runtime_error(entry->first + ": data_offsets: expected to begin at " +
-                               std::to_string(next - data.data()) + ", got " +
-                               std::to_string(entry->second.data.data() - data.data()));
+                               std::to_string(next - data_begin) + ", got " +
+                               std::to_string(entry->second.begin - data_begin));
     }
-    next += entry->second.data.size();
+    next += entry->second.nbytes;
   }
-  if (next != data.data() + data.size()) {
-    throw std::runtime_error(std::to_string(data.data() + data.size() - next) +
+  if (next != file_bytes) {
+    throw std::runtime_error(std::to_string(file_bytes - next) +
                              " bytes at the end belong to no tensor");
   }
 }
 
-std::string system_message(int error) { return std::system_category().message(error); }
+std::runtime_error system_error(const std::string& what, int error) {
+  return std::runtime_error(what + ": " + std::system_category().message(error));
+}
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path) {
-  map();
+SafetensorsFile::Descriptor::Descriptor(const std::filesystem::path& path)
+    : descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  if (descriptor_ < 0) throw system_error(path.string() + ": cannot be opened", errno);
+}
+
+SafetensorsFile::Descriptor::~Descriptor() { ::close(descriptor_); }
+
+SafetensorsFile::SafetensorsFile(const std::filesystem::path& path) : path_(path), file_(path) {
   try {
     parse();
   } catch (const std::exception& error) {
-    ::munmap(const_cast<std::byte*>(mapping_.data()), mapping_.size());
     throw std::runtime_error(path_.string() + ": " + error.what());
   }
 }
 
-SafetensorsFile::~SafetensorsFile() {
-  ::munmap(const_cast<std::byte*>(mapping_.data()), mapping_.size());
+void SafetensorsFile::read(const StoredTensor& tensor,
+                           std::size_t first,
+                           std::span<std::byte> into) const {
+  try {
+    read_at(tensor.begin + first, into);
+  } catch (const std::exception& error) {
+    throw std::runtime_error(path_.string() + ": " + error.what());
+  }
 }
 
-void SafetensorsFile::map() {
-  const int file = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) {
-    throw std::runtime_error(path_.string() + ": cannot be opened: " + system_message(errno));
+void SafetensorsFile::read_at(std::size_t position, std::span<std::byte> into) const {
+  while (!into.empty()) {
+    const ssize_t got =
+        ::pread(file_.get(), into.data(), into.size(), static_cast<off_t>(position));
+    if (got == 0) {
+      throw std::runtime_error("ends at byte " + std::to_string(position) +
+                               ": it became shorter while it was read");
+    }
+    if (got < 0 && errno != EINTR) throw system_error("cannot be read", errno);
+    if (got < 0) continue;
+    position += static_cast<std::size_t>(got);
+    into = into.subspan(static_cast<std::size_t>(got));
   }
-  struct stat status{};
-  void* mapping = MAP_FAILED;
-  int error = 0;
-  if (::fstat(file, &status) != 0) {
-    error = errno;
-  } else if (!S_ISREG(status.st_mode) || status.st_size < static_cast<off_t>(kLengthBytes)) {
-    error = EINVAL;
-  } else {
-    mapping =
-        ::mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, file, 0);
-    error = errno;
-  }
-  ::close(file);
-  if (mapping == MAP_FAILED) {
-    throw std::runtime_error(path_.string() + ": " +
-                             (error == EINVAL ? "not a safetensors file: too short, or no file"
-                                              : "cannot be mapped: " + system_message(error)));
-  }
-  mapping_ = {static_cast<const std::byte*>(mapping), static_cast<std::size_t>(status.st_size)};
 }
 
 void SafetensorsFile::parse() {
-  uint64_t length = 0;
-  for (std::size_t i = 0; i < kLengthBytes; ++i) {
-    length |= std::to_integer<uint64_t>(mapping_[i]) << (8 * i);
+  struct stat status{};
+  if (::fstat(file_.get(), &status) != 0) throw system_error("cannot be examined", errno);
+  const auto file_bytes = static_cast<std::size_t>(status.st_size);
+  if (!S_ISREG(status.st_mode) || file_bytes < kLengthBytes) {
+    throw std::runtime_error("not a safetensors file: too short, or no file");
   }
-  if (length > std::min(kMaxHeaderBytes, mapping_.size() - kLengthBytes)) {
+  std::array<std::byte, kLengthBytes> length_bytes{};
+  read_at(0, length_bytes);
+  const auto length = std::bit_cast<uint64_t>(length_bytes);
+  if (length > std::min(kMaxHeaderBytes, file_bytes - kLengthBytes)) {
     throw std::runtime_error("not a safetensors file: header of " + std::to_string(length) +
-                             " bytes in a file of " + std::to_string(mapping_.size()));
+                             " bytes in a file of " + std::to_string(file_bytes));
   }
-  const auto* text = reinterpret_cast<const char*>(mapping_.data() + kLengthBytes);
+  std::string text(length, '\0');
+  read_at(kLengthBytes, std::as_writable_bytes(std::span(text)));
   // Of a name that stands twice the parser keeps one; the other's bytes are then a hole.
-  const nlohmann::json header = nlohmann::json::parse(text, text + length);
+  const nlohmann::json header = nlohmann::json::parse(text);
   if (!header.is_object()) throw std::runtime_error("header: expected a JSON object");
 
-  const auto data = mapping_.subspan(kLengthBytes + length);
+  const std::size_t data_begin = kLengthBytes + length;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
     try {
-      tensors_.emplace(name, parse_entry(entry, data));
+      tensors_.emplace(name, parse_entry(entry, data_begin, file_bytes - data_begin));
     } catch (const std::exception& error) {
       throw std::runtime_error(name + ": " + error.what());
     }
   }
-  check_layout(tensors_, data);
-}
-
-void SafetensorsFile::release_pages(std::span<const std::byte> data) const {
-  // A page fault maps the pages around it as well, so reading this brought back some of what lies
-  // before, released already.
-  constexpr std::ptrdiff_t kAround = std::ptrdiff_t{2} << 20;
-  const std::byte* around = data.data() - std::min(kAround, data.data() - mapping_.data());
-  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(around) / page * page;
-  const auto end = reinterpret_cast<uintptr_t>(data.data()) + data.size();
-  // Advice only: whoever needs a neighbour's bytes reads them again, and memory is all that a
-  // failure could cost.
-  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+  check_layout(tensors_, data_begin, file_bytes);
 }
 
 }  // namespace meshnet

@@ -143,7 +143,7 @@ ModelSlice::ModelSlice(const std::filesystem::path& model_dir,
   const c10::InferenceMode no_gradients;
   const Architecture& architecture = *find_architecture(config.model_type);
   Checkpoint checkpoint(model_dir);
-  const Weights weights(checkpoint, dtype, device);
+  const Weights weights(checkpoint, dtype, device, config.fp8_blocks);
 
   const bool tied_last = is_last() && config.tie_word_embeddings;
   if (is_first() || tied_last) {

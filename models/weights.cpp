@@ -1,27 +1,22 @@
 #include "models/weights.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <stdexcept>
 
 #include "models/json_reader.h"
+#include "models/log.h"
 
 namespace meshnet {
 namespace {
 
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
-// Large enough that its overhead is nothing, small beside any bound on memory.
-constexpr std::size_t kPieceBytes = std::size_t{4} << 20;
-// For files whose tensors lie at odd addresses. Small: malloc would keep what a large one leaves.
-constexpr std::size_t kRealignedBytes = std::size_t{64} << 10;
 
 /// The index's weight_map, tensor name → file name. A name with a folder in it could point
 /// anywhere.
@@ -49,34 +44,33 @@ std::map<std::string, std::string> read_weight_map(const std::filesystem::path& 
   return result;
 }
 
-std::optional<at::ScalarType> to_scalar_type(std::string_view dtype) {
+std::runtime_error weight_error(const Checkpoint::Entry& entry,
+                                const std::string& name,
+                                const std::string& complaint) {
+  return std::runtime_error(c10::str(entry.file.path().string(), ": ", name, ": ", complaint));
+}
+
+void check_shape(const Checkpoint::Entry& entry, const std::string& name, at::IntArrayRef shape) {
+  const at::IntArrayRef stored = entry.tensor.shape;
+  if (stored == shape) return;
+  throw weight_error(entry, name, c10::str("expected shape ", shape, ", got ", stored));
+}
+
+/// The dtype of a weight that is stored as it is.
+at::ScalarType plain_dtype(const Checkpoint::Entry& entry, const std::string& name) {
+  const std::string& dtype = entry.tensor.dtype;
   if (dtype == "F32") return at::kFloat;
   if (dtype == "BF16") return at::kBFloat16;
   if (dtype == "F16") return at::kHalf;
-  return std::nullopt;
+  throw weight_error(entry, name, "expected dtype F32, BF16 or F16, got " + dtype);
 }
 
-void copy_in_pieces(const SafetensorsFile& file,
-                    const StoredTensor& stored,
-                    at::ScalarType stored_dtype,
-                    const at::Tensor& into) {
-  const std::size_t element = c10::elementSize(stored_dtype);
-  const bool aligned = reinterpret_cast<uintptr_t>(stored.data.data()) % element == 0;
-  std::vector<std::byte> realigned(aligned ? 0 : kRealignedBytes);
-  const std::size_t piece = aligned ? kPieceBytes : kRealignedBytes;
-  const at::Tensor flat = into.view(-1);
-  for (std::size_t first = 0; first < stored.data.size(); first += piece) {
-    const auto bytes = stored.data.subspan(first, std::min(piece, stored.data.size() - first));
-    const std::byte* source = bytes.data();
-    if (!aligned) {
-      std::copy(bytes.begin(), bytes.end(), realigned.begin());
-      source = realigned.data();
-    }
-    const auto count = static_cast<int64_t>(bytes.size() / element);
-    flat.narrow(0, static_cast<int64_t>(first / element), count)
-        .copy_(at::from_blob(const_cast<std::byte*>(source), {count}, stored_dtype));
-    file.release_pages(bytes);
-  }
+/// Where the scale lies that kernels for FP8 products round the activations with, if there is one.
+std::string activation_scale_name(std::string_view weight_name) {
+  constexpr std::string_view kWeight = ".weight";
+  if (!weight_name.ends_with(kWeight)) return c10::str(weight_name, "_activation_scale");
+  weight_name.remove_suffix(kWeight.size());
+  return c10::str(weight_name, ".activation_scale");
 }
 
 }  // namespace
@@ -128,10 +122,14 @@ std::vector<std::string> Checkpoint::names() const {
   return result;
 }
 
-Weights::Weights(Checkpoint& checkpoint, at::ScalarType dtype, at::Device device)
+Weights::Weights(Checkpoint& checkpoint,
+                 at::ScalarType dtype,
+                 at::Device device,
+                 std::optional<Fp8Blocks> fp8_blocks)
     : checkpoint_(&checkpoint),
       dtype_(dtype),
       device_(device),
+      fp8_blocks_(fp8_blocks),
       totals_(std::make_shared<Totals>()) {}
 
 Weights Weights::at(std::string_view name) const {
@@ -157,19 +155,34 @@ at::Tensor Weights::get(std::string_view name, at::IntArrayRef shape) const {
 
 void Weights::load(std::string_view name, const at::Tensor& into) const {
   const std::string full_name = prefix_ + std::string(name);
-  const auto [file, stored] = checkpoint_->find(full_name);
-  const auto where = c10::str(file.path().string(), ": ", full_name);
-  if (into.sizes() != at::IntArrayRef(stored.shape)) {
-    throw std::runtime_error(c10::str(
-        where, ": expected shape ", into.sizes(), ", got ", at::IntArrayRef(stored.shape)));
+  const Checkpoint::Entry entry = checkpoint_->find(full_name);
+  check_shape(entry, full_name, into.sizes());
+  if (entry.tensor.dtype == "F8_E4M3" && fp8_blocks_ && into.dim() >= 2) {
+    load_fp8(full_name, entry, into);
+  } else {
+    const at::ScalarType stored_dtype = plain_dtype(entry, full_name);
+    if (!into.is_meta()) totals_->copier.copy(entry.file, entry.tensor, stored_dtype, into);
   }
-  const auto stored_dtype = to_scalar_type(stored.dtype);
-  if (!stored_dtype) {
-    throw std::runtime_error(
-        c10::str(where, ": expected dtype F32, BF16 or F16, got ", stored.dtype));
-  }
-  if (!into.is_meta()) copy_in_pieces(file, stored, *stored_dtype, into);
   totals_->used.insert(full_name);
+  if (into.is_meta()) return;
+  const auto line = totals_->progress.add(
+      full_name, static_cast<int64_t>(into.nbytes()), LoadProgress::Clock::now());
+  if (line) log_notice(c10::str(entry.file.path().parent_path().string(), ": ", *line));
+}
+
+void Weights::load_fp8(const std::string& full_name,
+                       const Checkpoint::Entry& weight,
+                       const at::Tensor& into) const {
+  const std::string scale_name = full_name + "_scale_inv";
+  const Checkpoint::Entry scale = checkpoint_->find(scale_name);
+  check_shape(scale, scale_name, scale_shape(*fp8_blocks_, weight.tensor.shape));
+  const at::ScalarType scale_dtype = plain_dtype(scale, scale_name);
+  if (!into.is_meta()) {
+    const at::Tensor scales = at::empty(scale.tensor.shape, at::kFloat);
+    totals_->copier.copy(scale.file, scale.tensor, scale_dtype, scales);
+    totals_->copier.dequantize(weight.file, weight.tensor, *fp8_blocks_, scales, into);
+  }
+  totals_->used.insert({scale_name, activation_scale_name(full_name)});
 }
 
 }  // namespace meshnet

@@ -6,13 +6,17 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "models/load_progress.h"
+#include "models/quantization.h"
 #include "models/safetensors.h"
 #include "models/weight_arena.h"
+#include "models/weight_copy.h"
 
 namespace meshnet {
 
@@ -41,14 +45,18 @@ class Checkpoint {
   std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;
 };
 
-/// A cursor into a checkpoint, at a prefix: what a layer is built from. Each tensor is copied (and
-/// converted to the compute dtype) out of the mapping piece by piece, and the pages of a copied
-/// piece are let go at once, so loading never holds more than the slice and one piece.
+/// A cursor into a checkpoint, at a prefix: what a layer is built from. Each tensor goes from its
+/// file to its place piece by piece, converted to the compute dtype on the way, so loading never
+/// holds more than the slice and a few pieces. A load that takes long is told of in the log.
 class Weights {
  public:
   /// `checkpoint` and the cursors made from this one must not outlive it. On the meta device
-  /// everything is checked and nothing is copied.
-  Weights(Checkpoint& checkpoint, at::ScalarType dtype, at::Device device);
+  /// everything is checked and nothing is copied. With `fp8_blocks` F8_E4M3 matrices are
+  /// dequantised; without, they are refused as every dtype but F32, BF16 and F16.
+  Weights(Checkpoint& checkpoint,
+          at::ScalarType dtype,
+          at::Device device,
+          std::optional<Fp8Blocks> fp8_blocks = std::nullopt);
 
   /// The cursor one step further down: name "self_attn" for "self_attn.*".
   Weights at(std::string_view name) const;
@@ -63,7 +71,8 @@ class Weights {
   /// Room for a tensor of the compute dtype, to load() parts into.
   at::Tensor empty(at::IntArrayRef shape) const;
 
-  /// Full names of everything loaded through this cursor or one related to it.
+  /// Full names of everything loaded through this cursor or one related to it, with the scales of
+  /// FP8 weights.
   const std::set<std::string>& used() const { return totals_->used; }
   /// Bytes handed out by get() and empty().
   int64_t nbytes() const { return totals_->nbytes; }
@@ -73,12 +82,19 @@ class Weights {
     std::set<std::string> used;
     int64_t nbytes = 0;
     WeightArena arena;
+    WeightCopier copier;
+    LoadProgress progress{LoadProgress::Clock::now()};
   };
+
+  void load_fp8(const std::string& full_name,
+                const Checkpoint::Entry& weight,
+                const at::Tensor& into) const;
 
   Checkpoint* checkpoint_;
   std::string prefix_;
   at::ScalarType dtype_;
   at::Device device_;
+  std::optional<Fp8Blocks> fp8_blocks_;
   std::shared_ptr<Totals> totals_;
 };
 

@@ -130,7 +130,7 @@ TEST(Config, RefusalsNameFileKeyExpectedAndGot) {
       {{{"dtype", "int8"}}, {"dtype", "int8"}},
       {{{"hidden_act", "gelu"}}, {"hidden_act", "gelu", "silu"}},
       {{{"attention_bias", "no"}}, {"attention_bias", "no"}},
-      {{{"quantization_config", {{"quant_method", "fp8"}}}}, {"quantization_config", "fp8"}},
+      {{{"quantization_config", {{"quant_method", "gptq"}}}}, {"quantization_config", "gptq"}},
   };
   for (const auto& [changes, parts] : cases) {
     const std::string message = refusal_of(changes);

@@ -223,7 +223,7 @@ TEST_F(Loading, ADirectoryWithoutSafetensorsIsNamed) {
   EXPECT_THAT(refusal({0, 1}), AllOf(HasSubstr(dir().string()), HasSubstr("model.safetensors")));
 }
 
-TEST_F(Loading, ADtypeThatIsNoWeightIsNamed) {  // float8 weights without their scales
+TEST_F(Loading, ADtypeThatIsNoWeightIsNamed) {  // float8 in a model that is not quantised
   make("dense", [](json&, Tensors& tensors) {
     at::Tensor& weight = tensors["model.layers.1.mlp.down_proj.weight"];
     weight = weight.to(at::kFloat8_e4m3fn);

@@ -21,18 +21,19 @@ constexpr int64_t kVocab = 40000;
 constexpr int64_t kLayers = 8;
 
 /// 312 MB in bf16: 8 layers of 19 MB, embedding and lm_head of 82 MB each. Two of the tensors are
-/// larger than all the slack that the test allows.
-void write_model(const std::filesystem::path& dir) {
-  const nlohmann::json config{{"model_type", "llama"},
-                              {"vocab_size", kVocab},
-                              {"hidden_size", kHidden},
-                              {"intermediate_size", kIntermediate},
-                              {"num_hidden_layers", kLayers},
-                              {"num_attention_heads", 8},
-                              {"num_key_value_heads", 2},
-                              {"max_position_embeddings", 128},
-                              {"rms_norm_eps", 1e-5},
-                              {"tie_word_embeddings", false}};
+/// larger than all the slack that the test allows. With `fp8` the projections are stored so.
+void write_model(const std::filesystem::path& dir, bool fp8) {
+  nlohmann::json config{{"model_type", "llama"},
+                        {"vocab_size", kVocab},
+                        {"hidden_size", kHidden},
+                        {"intermediate_size", kIntermediate},
+                        {"num_hidden_layers", kLayers},
+                        {"num_attention_heads", 8},
+                        {"num_key_value_heads", 2},
+                        {"max_position_embeddings", 128},
+                        {"rms_norm_eps", 1e-5},
+                        {"tie_word_embeddings", false}};
+  if (fp8) config["quantization_config"] = {{"quant_method", "fp8"}};
   write_text(dir / "config.json", config.dump());
   const auto weight = [](int64_t rows, int64_t columns) {
     return at::ones({1}, at::kBFloat16).expand({rows, columns});
@@ -45,13 +46,20 @@ void write_model(const std::filesystem::path& dir) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".";
     tensors[prefix + "input_layernorm.weight"] = norm;
     tensors[prefix + "post_attention_layernorm.weight"] = norm;
-    tensors[prefix + "self_attn.q_proj.weight"] = weight(kHidden, kHidden);
-    tensors[prefix + "self_attn.k_proj.weight"] = weight(kHidden / 4, kHidden);
-    tensors[prefix + "self_attn.v_proj.weight"] = weight(kHidden / 4, kHidden);
-    tensors[prefix + "self_attn.o_proj.weight"] = weight(kHidden, kHidden);
-    tensors[prefix + "mlp.gate_proj.weight"] = weight(kIntermediate, kHidden);
-    tensors[prefix + "mlp.up_proj.weight"] = weight(kIntermediate, kHidden);
-    tensors[prefix + "mlp.down_proj.weight"] = weight(kHidden, kIntermediate);
+    const auto project = [&](const char* name, int64_t rows, int64_t columns) {
+      at::Tensor& projection = tensors[prefix + name + "_proj.weight"];
+      projection = weight(rows, columns);
+      if (!fp8) return;
+      projection = projection.to(at::kFloat8_e4m3fn);
+      tensors[prefix + name + "_proj.weight_scale_inv"] = at::ones({rows / 128, columns / 128});
+    };
+    project("self_attn.q", kHidden, kHidden);
+    project("self_attn.k", kHidden / 4, kHidden);
+    project("self_attn.v", kHidden / 4, kHidden);
+    project("self_attn.o", kHidden, kHidden);
+    project("mlp.gate", kIntermediate, kHidden);
+    project("mlp.up", kIntermediate, kHidden);
+    project("mlp.down", kHidden, kIntermediate);
   }
   write_safetensors(dir / "model.safetensors", tensors);
 }
@@ -78,9 +86,15 @@ Measured load(const std::filesystem::path& dir, LayerRange layers, const char* d
   return {slice, growth};
 }
 
-TEST(Memory, LoadingHoldsTheSliceAndLittleMore) {
+class Memory : public testing::TestWithParam<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, Memory, testing::Bool(), [](const auto& fp8) {
+  return fp8.param ? "fp8" : "bf16";
+});
+
+TEST_P(Memory, LoadingHoldsTheSliceAndLittleMore) {
   const TemporaryDirectory dir;
-  write_model(dir.path());
+  write_model(dir.path(), GetParam());
   for (const char* dtype : {"bfloat16", "float32"}) {
     for (const LayerRange layers : {LayerRange{0, 2}, {2, 6}, {6, 8}}) {
       const Measured measured = load(dir.path(), layers, dtype);

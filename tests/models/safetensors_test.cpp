@@ -2,7 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include <bit>
+#include <array>
+#include <cstddef>
 
 #include "support.h"
 
@@ -48,11 +49,24 @@ TEST(Safetensors, GivesEachTensorAsItLies) {
   const StoredTensor& a = file.tensors().at("a");
   EXPECT_EQ(a.dtype, "F32");
   EXPECT_THAT(a.shape, ElementsAre(1, 2));
-  EXPECT_EQ(a.data.size(), 8U);
+  EXPECT_EQ(a.nbytes, 8U);
   const StoredTensor& b = file.tensors().at("b");
-  EXPECT_EQ(b.data.data(), a.data.data() + 8);
-  file.release_pages(b.data);
-  EXPECT_THAT(b.data, ElementsAre(std::byte{1}, std::byte{1}, std::byte{1}));
+  EXPECT_EQ(b.begin, a.begin + 8);
+  std::array<std::byte, 2> last{};
+  file.read(b, 1, last);
+  EXPECT_THAT(last, ElementsAre(std::byte{1}, std::byte{1}));
+}
+
+TEST(Safetensors, AFileThatBecameShorterIsNamed) {
+  const TemporaryDirectory dir;
+  const auto path = dir.path() / "x.safetensors";
+  write_text(path, file_of(R"({"a": {"dtype": "U8", "shape": [9], "data_offsets": [0, 9]}})", 9));
+  const SafetensorsFile file(path);
+  const StoredTensor& a = file.tensors().at("a");
+  std::filesystem::resize_file(path, a.begin + 5);
+  std::array<std::byte, 9> bytes{};
+  EXPECT_THAT(message_of([&] { file.read(a, 0, bytes); }),
+              AllOf(HasSubstr(path.string()), HasSubstr("shorter")));
 }
 
 TEST(Safetensors, RefusesFilesThatAreNone) {

@@ -18,6 +18,7 @@ namespace {
 const std::map<std::string, at::ScalarType> kScalarTypes{{"F32", at::kFloat},
                                                          {"BF16", at::kBFloat16},
                                                          {"F16", at::kHalf},
+                                                         {"I8", at::kChar},
                                                          {"I64", at::kLong},
                                                          {"F8_E4M3", at::kFloat8_e4m3fn}};
 
@@ -92,8 +93,7 @@ Tensors read_safetensors(const std::filesystem::path& path) {
   Tensors tensors;
   for (const auto& [name, stored] : file.tensors()) {
     at::Tensor tensor = at::empty(stored.shape, kScalarTypes.at(stored.dtype));
-    std::copy(
-        stored.data.begin(), stored.data.end(), static_cast<std::byte*>(tensor.mutable_data_ptr()));
+    file.read(stored, 0, {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()});
     tensors.emplace(name, tensor);
   }
   return tensors;
