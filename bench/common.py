@@ -97,7 +97,8 @@ def smollm2_without_eos() -> Path:
 
 
 def num_layers(model: Path) -> int:
-    return json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    config = json.loads((model / "config.json").read_text())
+    return config.get("text_config", config)["num_hidden_layers"]
 
 
 def prompt_of(tokens: int) -> list[int]:
