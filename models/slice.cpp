@@ -14,32 +14,41 @@
 #include "models/log.h"
 #include "models/nvtx.h"
 #include "models/registry.h"
+#include "models/text_model.h"
 #include "models/weights.h"
 
 namespace meshnet {
 namespace {
 
-constexpr const char* kEmbedTokens = "model.embed_tokens.weight";
-constexpr const char* kNorm = "model.norm.weight";
-constexpr const char* kLmHead = "lm_head.weight";
-constexpr std::string_view kLayers = "model.layers.";
+/// The names of the tensors outside the layers, and where the layers begin.
+struct Names {
+  explicit Names(const TextModelNames& text)
+      : embed_tokens(text.prefix + "embed_tokens.weight"),
+        layers(text.prefix + "layers."),
+        norm(text.prefix + "norm.weight"),
+        lm_head(text.lm_head) {}
 
-std::string layer_prefix(int64_t layer) { return std::string(kLayers) + std::to_string(layer); }
+  /// The N of "model.layers.N.*"; nothing for any other name.
+  std::optional<int64_t> layer_of(std::string_view name) const {
+    if (!name.starts_with(layers)) return std::nullopt;
+    const char* first = name.data() + layers.size();
+    const char* last = name.data() + name.size();
+    int64_t layer = 0;
+    const auto [end, error] = std::from_chars(first, last, layer);
+    if (error != std::errc{} || end == last || *end != '.' || layer < 0) return std::nullopt;
+    return layer;
+  }
 
-/// The N of "model.layers.N.*"; nothing for any other name.
-std::optional<int64_t> layer_of(std::string_view name) {
-  if (!name.starts_with(kLayers)) return std::nullopt;
-  const char* first = name.data() + kLayers.size();
-  const char* last = name.data() + name.size();
-  int64_t layer = 0;
-  const auto [end, error] = std::from_chars(first, last, layer);
-  if (error != std::errc{} || end == last || *end != '.' || layer < 0) return std::nullopt;
-  return layer;
-}
+  std::string embed_tokens;
+  std::string layers;
+  std::string norm;
+  std::string lm_head;
+};
 
 /// Every tensor of an owned layer must have been used: one that was not belongs to an architecture
 /// that this is not. What belongs to no node is named in one notice.
 void check_leftovers(const Checkpoint& checkpoint,
+                     const Names& names,
                      const std::set<std::string>& used,
                      const ModelConfig& config,
                      LayerRange layers) {
@@ -47,7 +56,7 @@ void check_leftovers(const Checkpoint& checkpoint,
   for (const std::string& name : checkpoint.names()) {
     // Old checkpoints store what is computed from the configuration.
     if (used.contains(name) || name.ends_with(".rotary_emb.inv_freq")) continue;
-    const auto layer = layer_of(name);
+    const auto layer = names.layer_of(name);
     if (layer && layers.contains(*layer)) {
       throw std::runtime_error(c10::str(config.path.parent_path().string(),
                                         ": ",
@@ -57,8 +66,8 @@ void check_leftovers(const Checkpoint& checkpoint,
                                         " layer with this configuration has no such tensor"));
     }
     const bool of_another_node = (layer && *layer < config.num_hidden_layers) ||
-                                 name == kEmbedTokens || name == kNorm ||
-                                 (name == kLmHead && !config.tie_word_embeddings);
+                                 name == names.embed_tokens || name == names.norm ||
+                                 (name == names.lm_head && !config.tie_word_embeddings);
     if (!of_another_node) ignored.push_back(name);
   }
   if (ignored.empty()) return;
@@ -143,24 +152,27 @@ ModelSlice::ModelSlice(const std::filesystem::path& model_dir,
   const c10::InferenceMode no_gradients;
   const Architecture& architecture = *find_architecture(config.model_type);
   Checkpoint checkpoint(model_dir);
+  const Names names(find_text_model(checkpoint.names()));
   const Weights weights(checkpoint, dtype, device, config.fp8_blocks);
 
   const bool tied_last = is_last() && config.tie_word_embeddings;
   if (is_first() || tied_last) {
-    embed_tokens_ = weights.get(kEmbedTokens, {config.vocab_size, config.hidden_size});
+    embed_tokens_ = weights.get(names.embed_tokens, {config.vocab_size, config.hidden_size});
   }
   blocks_.reserve(static_cast<std::size_t>(layers.size()));
   for (int64_t layer = layers.first; layer < layers.last; ++layer) {
-    blocks_.push_back(architecture.make_block(config, weights.at(layer_prefix(layer)), layer));
+    blocks_.push_back(
+        architecture.make_block(config, weights.at(names.layers + std::to_string(layer)), layer));
   }
   if (is_last()) {
-    norm_ = {weights.get(kNorm, {config.hidden_size}),
+    norm_ = {weights.get(names.norm, {config.hidden_size}),
              config.rms_norm_eps,
              architecture.zero_centred_norm};
-    lm_head_.weight =
-        tied_last ? embed_tokens_ : weights.get(kLmHead, {config.vocab_size, config.hidden_size});
+    lm_head_.weight = tied_last
+                          ? embed_tokens_
+                          : weights.get(names.lm_head, {config.vocab_size, config.hidden_size});
   }
-  check_leftovers(checkpoint, weights.used(), config, layers);
+  check_leftovers(checkpoint, names, weights.used(), config, layers);
   rotary_ = rope_frequencies(config.rope_parameters, config.head_dim, device);
   if (config.sliding_rope_parameters) {
     sliding_rotary_ = rope_frequencies(*config.sliding_rope_parameters, config.head_dim, device);

@@ -270,6 +270,40 @@ def set_short_factor(config_json: Path) -> None:
     config_json.write_text(json.dumps(config, indent=2) + "\n")
 
 
+def multimodal(model):
+    """The model as the text part of its multimodal class, as that class saves it; None where there is none."""
+    import torch
+    from transformers import (
+        Gemma3Config,
+        Gemma3ForConditionalGeneration,
+        Qwen3_5MoeConfig,
+        Qwen3_5MoeForConditionalGeneration,
+    )
+
+    eyes = {"hidden_size": 32, "intermediate_size": 48}
+    if model.config.model_type == "gemma3_text":
+        eyes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+        config_class, whole_class = Gemma3Config, Gemma3ForConditionalGeneration
+        more = {"mm_tokens_per_image": 4}
+    elif model.config.model_type == "qwen3_5_moe_text":
+        eyes |= {"depth": 1, "num_heads": 2, "out_hidden_size": model.config.hidden_size}
+        config_class, whole_class = Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
+        more = {}
+    else:
+        return None
+    torch.manual_seed(0)
+    text_config = model.config.to_dict()
+    tied = model.config.tie_word_embeddings
+    whole = whole_class(
+        config_class(
+            text_config=text_config, vision_config=eyes, tie_word_embeddings=tied, **more
+        )
+    ).eval()
+    whole.model.language_model.load_state_dict(model.model.state_dict())
+    whole.lm_head.load_state_dict(model.lm_head.state_dict())
+    return whole
+
+
 def make_tiny(out: Path) -> None:
     import torch
     from safetensors.torch import save_file
@@ -284,10 +318,12 @@ def make_tiny(out: Path) -> None:
             # Loaded anew: model.to() would round the rotary frequencies as well, which nobody serves.
             rounded = AutoModelForCausalLM.from_pretrained(out / name, dtype=torch.bfloat16)
             goldens["logits_bfloat16"] = rounded(goldens["input_ids"][None]).logits[0]
-            save_file(
-                {key: value.contiguous() for key, value in goldens.items()},
-                out / f"{name}.golden.safetensors",
-            )
+            golden_file = out / f"{name}.golden.safetensors"
+            save_file({key: value.contiguous() for key, value in goldens.items()}, golden_file)
+            whole = multimodal(model)
+            if whole is not None:
+                whole.save_pretrained(out / f"{name}_multimodal")
+                shutil.copy(golden_file, out / f"{name}_multimodal.golden.safetensors")
         set_short_factor(out / "longrope" / "config.json")
 
 

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "support.h"
 
@@ -72,14 +73,15 @@ TEST_P(EveryTinyModel, ChoosesTheTokensOfTransformers) {
 }
 
 /// About as far from bfloat16 as transformers computes it as that is from float32: where an
-/// operation sums in another order, some values are rounded the other way, and now and then another
-/// expert is chosen.
+/// operation sums in another order, some values are rounded the other way. Where that decides
+/// between two experts, all that follows is another one's.
 TEST_P(EveryTinyModel, IsCloseToTransformersInBfloat16) {
   const ModelSlice whole = load_whole(dir(), at::kBFloat16);
   const at::Tensor logits = run_route({&whole}, input_ids_);
   EXPECT_EQ(logits.scalar_type(), at::kFloat);
-  EXPECT_LT(relative_error(logits, golden_.at("logits_bfloat16")),
-            1.5 * relative_error(golden_.at("logits_bfloat16"), golden_.at("logits.130")));
+  const double apart = relative_error(golden_.at("logits_bfloat16"), golden_.at("logits.130"));
+  const bool experts = read_config(dir()).raw->contains("num_experts_per_tok");
+  EXPECT_LT(relative_error(logits, golden_.at("logits_bfloat16")), (experts ? 3 : 1) * apart);
 }
 
 TEST_P(EveryTinyModel, SplitAnywhereIsTheWholeBitForBit) {

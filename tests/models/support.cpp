@@ -72,7 +72,9 @@ std::vector<std::string> tiny_models() {
           "qwen3_next",
           "qwen3_5",
           "qwen3_5_moe",
-          "gemma3"};
+          "gemma3",
+          "gemma3_multimodal",
+          "qwen3_5_moe_multimodal"};
 }
 
 std::vector<std::vector<int64_t>> cuts_of(int64_t layers) {
