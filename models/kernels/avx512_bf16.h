@@ -34,6 +34,11 @@ MESHNET_AVX512_BF16 inline void store_floats(c10::BFloat16* to, __m512 values) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), (__m256i)_mm512_cvtneps_pbh(values));
 }
 
+/// What is left of float32 values that pass through bfloat16.
+MESHNET_AVX512_BF16 inline __m512 rounded(__m512 values) {
+  return widen((__m256i)_mm512_cvtneps_pbh(values));
+}
+
 /// e^x for x <= 0: Cephes' expf, 16 at a time. Below -87 it is 0 for all that matters.
 MESHNET_AVX512_BF16 inline __m512 exp_not_positive(__m512 x) {
   x = _mm512_max_ps(_mm512_set1_ps(-87.0F), x);  // in this order a NaN stays one

@@ -19,11 +19,6 @@ using namespace avx512;
 
 constexpr int64_t kAhead = 4096;  // numbers between a prefetch and its use
 
-/// What is left of float32 values that pass through bfloat16.
-MESHNET_AVX512_BF16 inline __m512 rounded(__m512 values) {
-  return widen((__m256i)_mm512_cvtneps_pbh(values));
-}
-
 /// `a` · `b`. Where `a` is read once a token (a weight), it goes past the caches: what else the
 /// node needs for a step, down to the code of the HTTP server, stays in them.
 template <bool kReadOnce>
