@@ -1,8 +1,6 @@
 #include "models/layers/attention.h"
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/sigmoid.h>
+#include <ATen/ATen.h>
 
 #include <cmath>
 #include <variant>

@@ -1,6 +1,6 @@
 #include "models/layers/mlp.h"
 
-#include <ATen/ops/gelu.h>
+#include <ATen/ATen.h>
 
 #include <nlohmann/json.hpp>
 

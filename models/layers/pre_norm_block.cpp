@@ -1,6 +1,6 @@
 #include "models/layers/pre_norm_block.h"
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ATen.h>
 
 #include <utility>
 

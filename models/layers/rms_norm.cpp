@@ -1,6 +1,6 @@
 #include "models/layers/rms_norm.h"
 
-#include <ATen/ops/rms_norm.h>
+#include <ATen/ATen.h>
 
 #include "models/kernels/bf16_cpu.h"
 
