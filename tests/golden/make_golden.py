@@ -148,9 +148,7 @@ def tiny_configs() -> dict:
             layer_types=["sliding_attention", "sliding_attention", "full_attention"] * 2
             + ["sliding_attention"],
         ),
-        "qwen3_moe": config(
-            Qwen3MoeConfig, **experts, norm_topk_prob=True, mlp_only_layers=[1]
-        ),
+        "qwen3_moe": config(Qwen3MoeConfig, **experts, norm_topk_prob=True, mlp_only_layers=[1]),
         "qwen3_moe_unnormed": config(Qwen3MoeConfig, **experts, norm_topk_prob=False),
         "qwen3_next": config(Qwen3NextConfig, **hybrid, **experts, **shared, mlp_only_layers=[2]),
         "qwen3_5": config(Qwen3_5TextConfig, **hybrid),
@@ -211,9 +209,7 @@ def tiny_greedy(model, input_ids) -> dict | None:
     """What greedy decoding makes of the first ids; None where two tokens are too close to call."""
     import torch
 
-    ids, logits, margin = greedy_ids(
-        model, input_ids[:TINY_PROMPT], TINY_GREEDY, eos_token_id=None
-    )
+    ids, logits, margin = greedy_ids(model, input_ids[:TINY_PROMPT], TINY_GREEDY, eos_token_id=None)
     if margin < LEAST_MARGIN or len(set(ids[:24].tolist())) < 12:
         return None
     # generate() keeps state: its way and one pass over everything must agree before they are golden.
@@ -282,7 +278,12 @@ def multimodal(model):
 
     eyes = {"hidden_size": 32, "intermediate_size": 48}
     if model.config.model_type == "gemma3_text":
-        eyes |= {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+        eyes |= {
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 14,
+        }
         config_class, whole_class = Gemma3Config, Gemma3ForConditionalGeneration
         more = {"mm_tokens_per_image": 4}
     elif model.config.model_type == "qwen3_5_moe_text":
@@ -295,9 +296,7 @@ def multimodal(model):
     text_config = model.config.to_dict()
     tied = model.config.tie_word_embeddings
     whole = whole_class(
-        config_class(
-            text_config=text_config, vision_config=eyes, tie_word_embeddings=tied, **more
-        )
+        config_class(text_config=text_config, vision_config=eyes, tie_word_embeddings=tied, **more)
     ).eval()
     whole.model.language_model.load_state_dict(model.model.state_dict())
     whole.lm_head.load_state_dict(model.lm_head.state_dict())

@@ -45,7 +45,9 @@ def goldens(gemma3):
 
 @pytest.mark.parametrize("nodes", LAYOUTS.values(), ids=LAYOUTS)
 def test_continues_as_transformers(gemma3, goldens, tmp_path, nodes):
-    with Cluster(tmp_path, gemma3, nodes, dtype="float32", limits={"prefill_chunk": 200}) as cluster:
+    with Cluster(
+        tmp_path, gemma3, nodes, dtype="float32", limits={"prefill_chunk": 200}
+    ) as cluster:
         cluster.start().wait_ready()
         for case in goldens:
             answer = cluster.complete("head", case.prompt_ids, max_tokens=TOKENS, timeout=1200)
