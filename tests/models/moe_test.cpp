@@ -431,7 +431,7 @@ TEST_F(Moe, IsCheckedWithoutBeingLoadedOnTheMetaDevice) {
   const Weights weights(checkpoint, at::kBFloat16, at::kMeta);
   const SparseMoe moe = load_moe(weights.at("model.layers.0.mlp"), config);
   EXPECT_TRUE(moe.experts.down_proj.is_meta());
-  const int64_t expected = 2 * ((12 + 1) * 128 + 12 * 3 * 64 * 128 + 3 * 32 * 128);
+  const int64_t expected = int64_t{2} * ((12 + 1) * 128 + 12 * 3 * 64 * 128 + 3 * 32 * 128);
   EXPECT_EQ(weights.nbytes(), expected);
 }
 

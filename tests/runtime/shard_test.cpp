@@ -40,15 +40,16 @@ class ShardTest : public testing::Test {
 
   /// A request: it is in the queue, or on the compute thread, when this returns.
   void send(const std::string& name, StepInput step, bool admitted = true) {
-    asio::co_spawn(io_,
-                   shard_->step(std::move(step), admitted),
-                   asio::bind_cancellation_slot(
-                       cancellations_[name].slot(), [this, name](auto error, TimedOutput output) {
-                         ended_.push_back(name);
-                         outcomes_[name] = error ? outcome_of(error) : "served";
-                         compute_ms_[name] = output.compute_ms;
-                         if (then_[name]) then_[name]();
-                       }));
+    asio::co_spawn(
+        io_,
+        shard_->step(std::move(step), admitted),
+        asio::bind_cancellation_slot(cancellations_[name].slot(),
+                                     [this, name](auto error, const TimedOutput& output) {
+                                       ended_.push_back(name);
+                                       outcomes_[name] = error ? outcome_of(error) : "served";
+                                       compute_ms_[name] = output.compute_ms;
+                                       if (then_[name]) then_[name]();
+                                     }));
     io_.restart();
     io_.poll();
   }
