@@ -1,8 +1,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 
-#include <stdexcept>
-
 #include "models/kernels/avx512_bf16.h"
 #include "models/kernels/silu_and_mul.h"
 
@@ -53,6 +51,8 @@ at::Tensor silu_and_mul_bf16(const at::Tensor& gate_up) {
 }  // namespace meshnet
 
 #else  // other processors take the twin
+
+#include <stdexcept>
 
 namespace meshnet {
 
