@@ -5,7 +5,7 @@
 #include <cstdint>
 
 /// The arithmetic of a mixture of experts as free functions, operation by operation in the order of
-/// transformers/integrations/moe.py (5.23). A token's result does not depend on its neighbours.
+/// transformers/integrations/moe.py (5.23): `grouped_mm`, its default.
 namespace meshnet {
 
 /// Each token's experts, the most probable first.

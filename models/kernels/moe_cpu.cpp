@@ -5,10 +5,9 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
+#include <stdexcept>
 #include <vector>
 
-#include "models/kernels/avx512_bf16.h"
 #include "models/kernels/bf16_tiles.h"
 
 #ifdef __x86_64__
@@ -20,11 +19,6 @@ using c10::BFloat16;
 using namespace avx512;
 
 constexpr int64_t kBlock = 131072;  // numbers of x that stay in the second cache
-
-/// What is left of float32 values that pass through bfloat16.
-MESHNET_AVX512_BF16 inline __m512 rounded(__m512 values) {
-  return widen((__m256i)_mm512_cvtneps_pbh(values));
-}
 
 /// x / (1 + e^-x), without overflow on either side.
 MESHNET_AVX512_BF16 inline __m512 silu(__m512 x) {
@@ -41,174 +35,122 @@ struct Group {
   const BFloat16* down_proj;
   int64_t intermediate;
   const int64_t* tokens;  // [rows]
-  const float* weights;   // [rows], and kTile more
+  const float* weights;   // [rows], and room for kTile more
   int64_t rows;
   BFloat16* activated;  // [rows, intermediate]
 };
 
-/// silu(gate_proj(x)) * up_proj(x), columns [begin, end) of it, both multiples of 16. All of
+/// silu(gate_proj(x)) * up_proj(x) of few rows, columns [begin, end) of it, multiples of 16. All of
 /// gate_proj is read first, then all of up_proj, as they lie.
-MESHNET_AVX512_BF16 void activate_row(
+MESHNET_AVX512_BF16 void activate_few(
     const Group& group, const BFloat16* x, int64_t hidden, int64_t begin, int64_t end) {
-  const BFloat16* from = x + group.tokens[0] * hidden;
   for (const bool is_up : {false, true}) {
     const BFloat16* weight = group.gate_up_proj + (is_up ? group.intermediate * hidden : 0);
     for (int64_t column = begin; column < end; column += kFloats) {
-      BFloat16* to = group.activated + column;
-      __m512 products =
-          rounded(multiply_row(from, rows_of<kFloats>(weight, hidden, column, end), hidden));
-      if (is_up) products = _mm512_mul_ps(rounded(silu(load_floats(to))), products);
-      store_floats(to, products);
-    }
-  }
-}
-
-/// The same for many rows.
-MESHNET_AVX512_BF16 void activate_rows(
-    const Group& group, const BFloat16* x, int64_t hidden, int64_t begin, int64_t end) {
-  const int64_t block = std::max(kTile, kBlock / hidden);
-  for (int64_t first = 0; first < group.rows; first += block) {
-    const int64_t last = std::min(first + block, group.rows);
-    for (const bool is_up : {false, true}) {
-      const BFloat16* weight = group.gate_up_proj + (is_up ? group.intermediate * hidden : 0);
-      for (int64_t column = begin; column < end; column += kTile) {
-        const auto columns = rows_of<kTile>(weight, hidden, column, end);
-        for (int64_t row = first; row < last; row += kTile) {
-          const int64_t rows = std::min(kTile, last - row);
-          Pointers<kTile> from;
-          for (int64_t i = 0; i < kTile; ++i) {
-            from[i] = x + group.tokens[row + std::min(i, rows - 1)] * hidden;
-          }
-          BFloat16* to = group.activated + row * group.intermediate + column;
-          __m512 products = rounded(multiply_tile(from, columns, hidden));
-          if (is_up) {
-            const __m512 gate = load_tile(to, group.intermediate, rows);
-            products = _mm512_mul_ps(rounded(silu(gate)), products);
-          }
-          store_tile(products, to, group.intermediate, rows);
-        }
+      const auto columns = rows_of<kFloats>(weight, hidden, column, end);
+      for (int64_t row = 0; row < group.rows; ++row) {
+        BFloat16* to = group.activated + row * group.intermediate + column;
+        __m512 products = rounded(multiply_row(x + group.tokens[row] * hidden, columns, hidden));
+        if (is_up) products = _mm512_mul_ps(rounded(silu(load_floats(to))), products);
+        store_floats(to, products);
       }
     }
   }
 }
 
-/// Adds down_proj(activated) × weights, columns [begin, end) of it, to the tokens' sums [tokens,
-/// end
-/// - begin].
-MESHNET_AVX512_BF16 void add_output(const Group& group, int64_t begin, int64_t end, float* sums) {
-  const int64_t size = group.intermediate;
-  const __m512 weight = _mm512_set1_ps(group.weights[0]);
-  for (int64_t column = begin; column < end; column += kFloats) {
-    const __m512 products = rounded(
-        multiply_row(group.activated, rows_of<kFloats>(group.down_proj, size, column, end), size));
-    float* to = sums + group.tokens[0] * (end - begin) + column - begin;
-    _mm512_storeu_ps(to,
-                     _mm512_add_ps(_mm512_loadu_ps(to), rounded(_mm512_mul_ps(products, weight))));
-  }
+MESHNET_AVX512_BF16 inline __m512 multiply_block(const Pointers<kTile>& x,
+                                                 const Pointers<kTile>& weight,
+                                                 int64_t size,
+                                                 bool is_first) {
+  return is_first ? multiply_tile<true>(x, weight, size) : multiply_tile<false>(x, weight, size);
 }
 
-/// The same for many rows.
-MESHNET_AVX512_BF16 void add_outputs(const Group& group, int64_t begin, int64_t end, float* sums) {
-  const int64_t size = group.intermediate;
-  const int64_t block = std::max(kTile, kBlock / size);
-  const __m512i row_of_lane = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-  for (int64_t first = 0; first < group.rows; first += block) {
-    const int64_t last = std::min(first + block, group.rows);
+/// The same for rows [first, last) of many.
+MESHNET_AVX512_BF16 void activate_block(const Group& group,
+                                        int64_t first,
+                                        int64_t last,
+                                        const BFloat16* x,
+                                        int64_t hidden,
+                                        int64_t begin,
+                                        int64_t end) {
+  for (const bool is_up : {false, true}) {
+    const BFloat16* weight = group.gate_up_proj + (is_up ? group.intermediate * hidden : 0);
     for (int64_t column = begin; column < end; column += kTile) {
-      const auto columns = rows_of<kTile>(group.down_proj, size, column, end);
+      const auto columns = rows_of<kTile>(weight, hidden, column, end);
       for (int64_t row = first; row < last; row += kTile) {
-        const __m512 products =
-            rounded(multiply_tile(rows_of<kTile>(group.activated, size, row, last), columns, size));
-        const __m512 weights = _mm512_permutexvar_ps(
-            row_of_lane, _mm512_castps128_ps512(_mm_loadu_ps(group.weights + row)));
-        alignas(64) std::array<float, kTile * kTile> outputs;
-        _mm512_store_ps(outputs.data(), rounded(_mm512_mul_ps(products, weights)));
-        for (int64_t i = 0; i < std::min(kTile, last - row); ++i) {
-          float* to = sums + group.tokens[row + i] * (end - begin) + column - begin;
-          _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), _mm_load_ps(outputs.data() + i * kTile)));
+        const int64_t rows = std::min(kTile, last - row);
+        Pointers<kTile> from;
+        for (int64_t i = 0; i < kTile; ++i) {
+          from[i] = x + group.tokens[row + std::min(i, rows - 1)] * hidden;
         }
+        BFloat16* to = group.activated + row * group.intermediate + column;
+        __m512 products = rounded(multiply_block(from, columns, hidden, row == first));
+        if (is_up) {
+          const __m512 gate = load_tile(to, group.intermediate, rows);
+          products = _mm512_mul_ps(rounded(silu(gate)), products);
+        }
+        store_tile(products, to, group.intermediate, rows, kTile);
       }
     }
+  }
+}
+
+void activate(const Group& group, const BFloat16* x, int64_t hidden, int64_t begin, int64_t end) {
+  if (group.rows < kTile) return activate_few(group, x, hidden, begin, end);
+  const int64_t block = std::max(kTile, kBlock / hidden);
+  for (int64_t row = 0; row < group.rows; row += block) {
+    activate_block(group, row, std::min(row + block, group.rows), x, hidden, begin, end);
+  }
+}
+
+/// Adds down_proj(activated) × weights of few rows, columns [begin, end) of it, multiples of 16, to
+/// the tokens' sums [tokens, end - begin].
+MESHNET_AVX512_BF16 void add_few(const Group& group, int64_t begin, int64_t end, float* sums) {
+  const int64_t size = group.intermediate;
+  for (int64_t column = begin; column < end; column += kFloats) {
+    const auto columns = rows_of<kFloats>(group.down_proj, size, column, end);
+    for (int64_t row = 0; row < group.rows; ++row) {
+      const __m512 products = rounded(multiply_row(group.activated + row * size, columns, size));
+      const __m512 outputs = rounded(_mm512_mul_ps(products, _mm512_set1_ps(group.weights[row])));
+      float* to = sums + group.tokens[row] * (end - begin) + column - begin;
+      _mm512_storeu_ps(to, _mm512_add_ps(_mm512_loadu_ps(to), outputs));
+    }
+  }
+}
+
+/// The same for rows [first, last) of many.
+MESHNET_AVX512_BF16 void add_block(
+    const Group& group, int64_t first, int64_t last, int64_t begin, int64_t end, float* sums) {
+  const int64_t size = group.intermediate;
+  const __m512i row_of_lane = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+  for (int64_t column = begin; column < end; column += kTile) {
+    const auto columns = rows_of<kTile>(group.down_proj, size, column, end);
+    for (int64_t row = first; row < last; row += kTile) {
+      const __m512 products = rounded(multiply_block(
+          rows_of<kTile>(group.activated, size, row, last), columns, size, row == first));
+      const __m512 weights = _mm512_permutexvar_ps(
+          row_of_lane, _mm512_castps128_ps512(_mm_loadu_ps(group.weights + row)));
+      alignas(64) std::array<float, kTile * kTile> outputs;
+      _mm512_store_ps(outputs.data(), rounded(_mm512_mul_ps(products, weights)));
+      for (int64_t i = 0; i < std::min(kTile, last - row); ++i) {
+        float* to = sums + group.tokens[row + i] * (end - begin) + column - begin;
+        _mm_storeu_ps(to, _mm_add_ps(_mm_loadu_ps(to), _mm_load_ps(outputs.data() + i * kTile)));
+      }
+    }
+  }
+}
+
+void add_outputs(const Group& group, int64_t begin, int64_t end, float* sums) {
+  if (group.rows < kTile) return add_few(group, begin, end, sums);
+  const int64_t block = std::max(kTile, kBlock / group.intermediate);
+  for (int64_t row = 0; row < group.rows; row += block) {
+    add_block(group, row, std::min(row + block, group.rows), begin, end, sums);
   }
 }
 
 /// Where part `part` of `parts` begins, of a size that is a multiple of 16.
 int64_t part_begin(int64_t size, int64_t part, int64_t parts) {
   return size / kFloats * part / parts * kFloats;
-}
-
-int64_t parts_of(int64_t numbers) {
-  return std::clamp<int64_t>(numbers / kLeastWork, 1, at::get_num_threads());
-}
-
-/// Columns [begin, end) of x · weight for one token.
-MESHNET_AVX512_BF16 void multiply_columns(const BFloat16* x,
-                                          const BFloat16* weight,
-                                          BFloat16* out,
-                                          int64_t in_features,
-                                          int64_t begin,
-                                          int64_t end) {
-  for (int64_t column = begin; column < end; column += kFloats) {
-    std::array<BFloat16, kFloats> products;
-    store_floats(products.data(),
-                 multiply_row(x, rows_of<kFloats>(weight, in_features, column, end), in_features));
-    std::copy_n(products.data(), std::min(kFloats, end - column), out + column);
-  }
-}
-
-/// Rows [begin, end) of x · weight.
-MESHNET_AVX512_BF16 void multiply_rows(const BFloat16* x,
-                                       const BFloat16* weight,
-                                       BFloat16* out,
-                                       int64_t out_features,
-                                       int64_t in_features,
-                                       int64_t begin,
-                                       int64_t end) {
-  for (int64_t column = 0; column < out_features; column += kTile) {
-    const auto columns = rows_of<kTile>(weight, in_features, column, out_features);
-    for (int64_t row = begin; row < end; row += kTile) {
-      store_tile(multiply_tile(rows_of<kTile>(x, in_features, row, end), columns, in_features),
-                 out + row * out_features + column,
-                 out_features,
-                 std::min(kTile, end - row),
-                 std::min(kTile, out_features - column));
-    }
-  }
-}
-
-/// One token's experts: probabilities [num_experts] is room to work in.
-void route_row(const BFloat16* logits,
-               int64_t num_experts,
-               int64_t top_k,
-               bool norm_topk_prob,
-               float* probabilities,
-               int64_t* index,
-               BFloat16* weights) {
-  float largest = -INFINITY;
-  for (int64_t i = 0; i < num_experts; ++i) {
-    largest = std::max(largest, static_cast<float>(logits[i]));
-  }
-  float sum = 0.0F;
-  for (int64_t i = 0; i < num_experts; ++i) {
-    probabilities[i] = std::exp(static_cast<float>(logits[i]) - largest);
-    sum += probabilities[i];
-  }
-  // Into a sorted list, the first of equals first.
-  for (int64_t expert = 0; expert < num_experts; ++expert) {
-    int64_t place = std::min(expert, top_k);
-    if (place == top_k && !(probabilities[expert] > probabilities[index[top_k - 1]])) continue;
-    for (place = std::min(place, top_k - 1);
-         place > 0 && probabilities[expert] > probabilities[index[place - 1]];
-         --place) {
-      index[place] = index[place - 1];
-    }
-    index[place] = expert;
-  }
-  float top = 0.0F;
-  for (int64_t i = 0; i < top_k; ++i) top += probabilities[index[i]];
-  for (int64_t i = 0; i < top_k; ++i) {
-    weights[i] = probabilities[index[i]] / (norm_topk_prob ? top : sum);
-  }
 }
 
 /// Room for what the groups of a step point to.
@@ -294,49 +236,6 @@ MESHNET_AVX512_BF16 void store_row(const float* sums, BFloat16* out, int64_t cou
 
 }  // namespace
 
-at::Tensor linear_rows(const at::Tensor& x, const at::Tensor& weight) {
-  const int64_t tokens = x.size(0);
-  const int64_t in_features = x.size(1);
-  const int64_t out_features = weight.size(0);
-  at::Tensor out = at::empty({tokens, out_features}, x.options());
-  const auto* x_data = x.const_data_ptr<BFloat16>();
-  const auto* weight_data = weight.const_data_ptr<BFloat16>();
-  auto* out_data = out.mutable_data_ptr<BFloat16>();
-  if (tokens == 1) {
-    at::parallel_for(0, out_features, worth_a_thread(in_features), [&](int64_t begin, int64_t end) {
-      multiply_columns(x_data, weight_data, out_data, in_features, begin, end);
-    });
-    return out;
-  }
-  at::parallel_for(0, tokens, kTile, [&](int64_t begin, int64_t end) {
-    multiply_rows(x_data, weight_data, out_data, out_features, in_features, begin, end);
-  });
-  return out;
-}
-
-Routing top_k_routing_bf16(const at::Tensor& router_logits, int64_t top_k, bool norm_topk_prob) {
-  const int64_t tokens = router_logits.size(0);
-  const int64_t num_experts = router_logits.size(1);
-  Routing routing{at::empty({tokens, top_k}, router_logits.options().dtype(at::kLong)),
-                  at::empty({tokens, top_k}, router_logits.options())};
-  const auto* logits = router_logits.const_data_ptr<BFloat16>();
-  auto* index = routing.index.mutable_data_ptr<int64_t>();
-  auto* weights = routing.weights.mutable_data_ptr<BFloat16>();
-  at::parallel_for(0, tokens, kLeastWork / 16 / num_experts + 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> probabilities(static_cast<std::size_t>(num_experts));
-    for (int64_t token = begin; token < end; ++token) {
-      route_row(logits + token * router_logits.stride(0),
-                num_experts,
-                top_k,
-                norm_topk_prob,
-                probabilities.data(),
-                index + token * top_k,
-                weights + token * top_k);
-    }
-  });
-  return routing;
-}
-
 at::Tensor experts_bf16(const at::Tensor& x,
                         const Routing& routing,
                         const ExpertWeights& experts,
@@ -350,14 +249,15 @@ at::Tensor experts_bf16(const at::Tensor& x,
   auto* out_data = out.mutable_data_ptr<BFloat16>();
 
   // Each part has the same columns of every expert: the work is even, whatever was chosen.
-  const int64_t parts = parts_of(static_cast<int64_t>(groups.size()) * hidden * kTile);
+  const auto touched = static_cast<int64_t>(groups.size()) * hidden * groups[0].intermediate;
+  const int64_t parts = std::clamp<int64_t>(touched / kLeastWork, 1, at::get_num_threads());
   at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
     for (const Group& group : groups) {
-      (group.rows == 1 ? activate_row : activate_rows)(group,
-                                                       x_data,
-                                                       hidden,
-                                                       part_begin(group.intermediate, first, parts),
-                                                       part_begin(group.intermediate, last, parts));
+      activate(group,
+               x_data,
+               hidden,
+               part_begin(group.intermediate, first, parts),
+               part_begin(group.intermediate, last, parts));
     }
   });
   at::parallel_for(0, parts, 1, [&](int64_t first, int64_t last) {
@@ -368,7 +268,7 @@ at::Tensor experts_bf16(const at::Tensor& x,
       // The experts' sum is rounded before the shared expert's output comes to it.
       if (shared != nullptr && &group == &groups.back())
         round_in_place(sums.data(), tokens * width);
-      (group.rows == 1 ? add_output : add_outputs)(group, begin, begin + width, sums.data());
+      add_outputs(group, begin, begin + width, sums.data());
     }
     for (int64_t token = 0; token < tokens; ++token) {
       store_row(sums.data() + token * width, out_data + token * hidden + begin, width);
@@ -381,16 +281,8 @@ at::Tensor experts_bf16(const at::Tensor& x,
 
 #else  // other processors take the twins
 
-#include <stdexcept>
-
 namespace meshnet {
 
-at::Tensor linear_rows(const at::Tensor&, const at::Tensor&) {
-  throw std::logic_error("linear_rows: not on this processor");
-}
-Routing top_k_routing_bf16(const at::Tensor&, int64_t, bool) {
-  throw std::logic_error("top_k_routing_bf16: not on this processor");
-}
 at::Tensor experts_bf16(const at::Tensor&,
                         const Routing&,
                         const ExpertWeights&,

@@ -29,8 +29,7 @@ struct SparseMoe {
   int64_t num_experts;
   int64_t num_experts_per_tok;
   bool norm_topk_prob;
-  Linear
-      gate;  ///< [num_experts, hidden_size]; with a shared expert, shared_expert_gate as one more
+  Linear gate;  ///< [num_experts, hidden_size], and shared_expert_gate where there is one
   ExpertWeights experts;
   std::optional<Mlp> shared_expert;
 
@@ -42,7 +41,7 @@ struct SparseMoe {
 
 /// `weights` stands at "mlp". The experts lie in the checkpoint one by one (Qwen3-MoE, Qwen3-Next,
 /// FP8 releases, and what transformers 5.23 saves) or as two tensors (Qwen3.5-MoE); in memory it is
-/// the same.
+/// the same. Throws std::runtime_error naming the tensor that is missing or has another shape.
 SparseMoe load_moe(const Weights& weights, const MoeConfig& config);
 
 }  // namespace meshnet

@@ -1,4 +1,4 @@
-"""Golden values of transformers' mixtures of experts, for tests/models/moe_test.cpp.
+"""Golden values of transformers' mixtures of experts, for tests/models/moe_golden_test.cpp.
 
     make_moe_golden.py OUT
 
