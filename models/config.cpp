@@ -12,10 +12,8 @@
 namespace meshnet {
 namespace {
 
-// Far above any model, low enough that the product of three of them fits an int64.
-constexpr int64_t kMaxSize = int64_t{1} << 20;
+// As kMaxSize.
 constexpr int64_t kMaxVocab = int64_t{1} << 24;
-constexpr int64_t kMaxPositions = int64_t{1} << 31;
 
 nlohmann::json parse_file(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);

@@ -8,8 +8,6 @@
 namespace meshnet {
 namespace {
 
-constexpr int64_t kMaxSize = int64_t{1} << 20;
-
 struct HybridExtras {
   bool attention_bias;
   GatedDeltaNetConfig linear;
@@ -21,7 +19,7 @@ HybridExtras read_extras(const ModelConfig& config) {
   const auto size = [&](const char* key, int64_t fallback) {
     return file.integer_or(key, fallback, 1, kMaxSize);
   };
-  const HybridExtras extras{file.boolean_or("attention_bias", false),
+  const HybridExtras extras{read_attention_bias(config),
                             {.linear_num_key_heads = size("linear_num_key_heads", 16),
                              .linear_num_value_heads = size("linear_num_value_heads", 32),
                              .linear_key_head_dim = size("linear_key_head_dim", 128),

@@ -7,6 +7,10 @@
 
 namespace meshnet {
 
+// Far above any model, low enough that the product of three sizes fits an int64.
+inline constexpr int64_t kMaxSize = int64_t{1} << 20;
+inline constexpr int64_t kMaxPositions = int64_t{1} << 31;
+
 /// Typed, bounded reads of one JSON object. Every complaint is a std::runtime_error with file, key,
 /// expected and got. A key that holds null counts as absent, as in Hugging Face.
 class JsonReader {

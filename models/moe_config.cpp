@@ -7,11 +7,6 @@
 #include "models/json_reader.h"
 
 namespace meshnet {
-namespace {
-
-constexpr int64_t kMaxSize = int64_t{1} << 20;
-
-}  // namespace
 
 MoeConfig read_moe_config(const ModelConfig& config, bool norm_topk_prob, bool shared_expert) {
   const JsonReader file(*config.raw, config.path.string());

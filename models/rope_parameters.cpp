@@ -10,7 +10,6 @@
 namespace meshnet {
 namespace {
 
-constexpr int64_t kMaxPositions = int64_t{1} << 31;
 constexpr const char* kFullAttention = "full_attention";
 constexpr const char* kSlidingAttention = "sliding_attention";
 constexpr const char* kOriginal = "original_max_position_embeddings";

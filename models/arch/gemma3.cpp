@@ -31,8 +31,7 @@ Gemma3Extras read_extras(const ModelConfig& config) {
   if (file.boolean_or("use_bidirectional_attention", false)) {
     file.fail("use_bidirectional_attention", "false");
   }
-  return {file.boolean_or("attention_bias", false),
-          file.positive_or("query_pre_attn_scalar", 256.0)};
+  return {read_attention_bias(config), file.positive_or("query_pre_attn_scalar", 256.0)};
 }
 
 /// Every sliding_window_pattern-th layer sees all, where layer_types does not say.

@@ -20,21 +20,18 @@ struct LlamaExtras {
 LlamaExtras read_extras(const ModelConfig& config) {
   require_silu(config);
   const JsonReader file(*config.raw, config.path.string());
-  return {file.boolean_or("attention_bias", false), file.boolean_or("mlp_bias", false)};
+  return {read_attention_bias(config), file.boolean_or("mlp_bias", false)};
 }
 
 std::unique_ptr<Block> make_block(const ModelConfig& config,
                                   const Weights& weights,
                                   int64_t layer) {
   const LlamaExtras extras = read_extras(config);
-  return std::make_unique<PreNormBlock>(
-      config,
-      weights,
-      load_attention(weights.at("self_attn"),
-                     config,
-                     layer,
-                     {.qkv_bias = extras.attention_bias, .o_bias = extras.attention_bias}),
-      load_mlp(weights.at("mlp"), config.hidden_size, config.intermediate_size, extras.mlp_bias));
+  return make_dense_block(config,
+                          weights,
+                          layer,
+                          {.qkv_bias = extras.attention_bias, .o_bias = extras.attention_bias},
+                          extras.mlp_bias);
 }
 
 }  // namespace

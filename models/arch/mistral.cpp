@@ -22,11 +22,7 @@ LayerType layer_type(const ModelConfig& config, int64_t /*layer*/) {
 std::unique_ptr<Block> make_block(const ModelConfig& config,
                                   const Weights& weights,
                                   int64_t layer) {
-  return std::make_unique<PreNormBlock>(
-      config,
-      weights,
-      load_attention(weights.at("self_attn"), config, layer),
-      load_mlp(weights.at("mlp"), config.hidden_size, config.intermediate_size));
+  return make_dense_block(config, weights, layer);
 }
 
 }  // namespace

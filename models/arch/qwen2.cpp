@@ -16,11 +16,7 @@ namespace {
 std::unique_ptr<Block> make_block(const ModelConfig& config,
                                   const Weights& weights,
                                   int64_t layer) {
-  return std::make_unique<PreNormBlock>(
-      config,
-      weights,
-      load_attention(weights.at("self_attn"), config, layer, {.qkv_bias = true}),
-      load_mlp(weights.at("mlp"), config.hidden_size, config.intermediate_size));
+  return make_dense_block(config, weights, layer, {.qkv_bias = true});
 }
 
 }  // namespace

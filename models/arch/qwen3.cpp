@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "models/json_reader.h"
 #include "models/layer_types.h"
 #include "models/layers/pre_norm_block.h"
 #include "models/registry.h"
@@ -14,22 +13,12 @@
 namespace meshnet {
 namespace {
 
-bool read_attention_bias(const ModelConfig& config) {
-  return JsonReader(*config.raw, config.path.string()).boolean_or("attention_bias", false);
-}
-
 std::unique_ptr<Block> make_block(const ModelConfig& config,
                                   const Weights& weights,
                                   int64_t layer) {
   const bool bias = read_attention_bias(config);
-  return std::make_unique<PreNormBlock>(
-      config,
-      weights,
-      load_attention(weights.at("self_attn"),
-                     config,
-                     layer,
-                     {.qkv_bias = bias, .o_bias = bias, .qk_norm = true}),
-      load_mlp(weights.at("mlp"), config.hidden_size, config.intermediate_size));
+  return make_dense_block(
+      config, weights, layer, {.qkv_bias = bias, .o_bias = bias, .qk_norm = true});
 }
 
 }  // namespace

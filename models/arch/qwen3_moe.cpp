@@ -14,10 +14,6 @@
 namespace meshnet {
 namespace {
 
-bool read_attention_bias(const ModelConfig& config) {
-  return JsonReader(*config.raw, config.path.string()).boolean_or("attention_bias", false);
-}
-
 MoeConfig read_experts(const ModelConfig& config) {
   return read_moe_config(config, /*norm_topk_prob=*/false, /*shared_expert=*/false);
 }
@@ -26,11 +22,6 @@ MoeConfig read_experts(const ModelConfig& config) {
 LayerType layer_type(const ModelConfig& config, int64_t /*layer*/) {
   const JsonReader file(*config.raw, config.path.string());
   return file.boolean_or("use_sliding_window", false) ? LayerType::kSliding : LayerType::kFull;
-}
-
-FeedForward load_feed_forward(const ModelConfig& config, const Weights& weights, int64_t layer) {
-  if (is_sparse_layer(config, layer)) return load_moe(weights, read_experts(config));
-  return load_mlp(weights, config.hidden_size, config.intermediate_size);
 }
 
 std::unique_ptr<Block> make_block(const ModelConfig& config,
@@ -44,7 +35,7 @@ std::unique_ptr<Block> make_block(const ModelConfig& config,
                      config,
                      layer,
                      {.qkv_bias = bias, .o_bias = bias, .qk_norm = true}),
-      load_feed_forward(config, weights.at("mlp"), layer));
+      load_sparse_or_dense(config, weights, layer, read_experts(config)));
 }
 
 }  // namespace

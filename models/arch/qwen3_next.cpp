@@ -18,11 +18,6 @@ MoeConfig read_experts(const ModelConfig& config) {
   return read_moe_config(config, /*norm_topk_prob=*/true, /*shared_expert=*/true);
 }
 
-FeedForward load_feed_forward(const ModelConfig& config, const Weights& weights, int64_t layer) {
-  if (is_sparse_layer(config, layer)) return load_moe(weights, read_experts(config));
-  return load_mlp(weights, config.hidden_size, config.intermediate_size);
-}
-
 std::unique_ptr<Block> make_block(const ModelConfig& config,
                                   const Weights& weights,
                                   int64_t layer) {
@@ -30,7 +25,7 @@ std::unique_ptr<Block> make_block(const ModelConfig& config,
       config,
       weights,
       load_hybrid_mixer(config, weights, layer, load_qwen3_next_gated_delta_net),
-      load_feed_forward(config, weights.at("mlp"), layer),
+      load_sparse_or_dense(config, weights, layer, read_experts(config)),
       /*zero_centred_norm=*/true);
 }
 

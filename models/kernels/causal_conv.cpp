@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "models/kernels/simd.h"
+#include "models/kernels/worth_a_thread.h"
 
 namespace meshnet {
 namespace {
 
-constexpr int64_t kLeastWork = 16384;  // numbers that are worth a thread
 constexpr int64_t kLeastChannels = 16;
 
 template <typename T>
@@ -65,7 +65,7 @@ at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, at::Tensor& c
                          x.stride(0),
                          conv_dim,
                          conv_kernel_size};
-  const int64_t grain = std::max<int64_t>(1, kLeastWork / conv_dim);
+  const int64_t grain = worth_a_thread(conv_dim);
   at::parallel_for(0, tokens, grain, [&](int64_t begin, int64_t end) {
     std::vector<const T*> taps(static_cast<std::size_t>(conv_kernel_size));
     for (int64_t token = begin; token < end; ++token) {

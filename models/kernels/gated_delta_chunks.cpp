@@ -331,13 +331,8 @@ at::Tensor gated_delta_chunks_cpu(const at::Tensor& query,
                                   const at::Tensor& g,
                                   const at::Tensor& beta,
                                   const at::Tensor& state) {
-  at::Tensor out = at::empty(value.sizes(), value.options());
-  if (value.scalar_type() == at::kBFloat16) {
-    run_chunks(delta_operands<c10::BFloat16>(query, key, value, g, beta, state, out));
-  } else {
-    run_chunks(delta_operands<float>(query, key, value, g, beta, state, out));
-  }
-  return out;
+  return run_delta(
+      query, key, value, g, beta, state, [](const auto& operands) { run_chunks(operands); });
 }
 
 }  // namespace meshnet

@@ -54,6 +54,24 @@ DeltaOperands<T> delta_operands(const at::Tensor& query,
           value.size(2)};
 }
 
+/// run(operands) for the dtype of `value`, float32 or bfloat16 → the output that it fills.
+template <typename Run>
+at::Tensor run_delta(const at::Tensor& query,
+                     const at::Tensor& key,
+                     const at::Tensor& value,
+                     const at::Tensor& g,
+                     const at::Tensor& beta,
+                     const at::Tensor& state,
+                     const Run& run) {
+  at::Tensor out = at::empty(value.sizes(), value.options());
+  if (value.scalar_type() == at::kBFloat16) {
+    run(delta_operands<c10::BFloat16>(query, key, value, g, beta, state, out));
+  } else {
+    run(delta_operands<float>(query, key, value, g, beta, state, out));
+  }
+  return out;
+}
+
 /// head_k_dim and, in a step, head_v_dim are padded with zeros to a multiple: whole vectors.
 constexpr int64_t kDeltaPadding = 16;
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "models/kernels/gated_delta_cpu.h"
+#include "models/kernels/worth_a_thread.h"
 
 namespace meshnet {
 namespace {
@@ -14,8 +15,6 @@ namespace {
 using simd::Floats;
 using simd::load;
 using simd::store;
-
-constexpr int64_t kLeastWork = 16384;  // numbers that are worth a thread
 
 /// One token of one head, in float32 and padded.
 struct Token {
@@ -110,7 +109,7 @@ void run_step(const DeltaOperands<T>& s) {
   const int64_t depth = round_up(s.head_k_dim, kDeltaPadding);
   const int64_t width = round_up(s.head_v_dim, kDeltaPadding);
   const int64_t room = 2 * depth + width + (width == s.head_v_dim ? 0 : depth * width);
-  const int64_t grain = std::max<int64_t>(1, kLeastWork / (s.head_k_dim * s.head_v_dim));
+  const int64_t grain = worth_a_thread(s.head_k_dim * s.head_v_dim);
   at::parallel_for(0, s.num_v_heads, grain, [&](int64_t begin, int64_t end) {
     std::vector<float> memory(static_cast<std::size_t>(room));
     for (int64_t head = begin; head < end; ++head) {
@@ -127,13 +126,8 @@ at::Tensor gated_delta_step_cpu(const at::Tensor& query,
                                 const at::Tensor& g,
                                 const at::Tensor& beta,
                                 const at::Tensor& state) {
-  at::Tensor out = at::empty(value.sizes(), value.options());
-  if (value.scalar_type() == at::kBFloat16) {
-    run_step(delta_operands<c10::BFloat16>(query, key, value, g, beta, state, out));
-  } else {
-    run_step(delta_operands<float>(query, key, value, g, beta, state, out));
-  }
-  return out;
+  return run_delta(
+      query, key, value, g, beta, state, [](const auto& operands) { run_step(operands); });
 }
 
 }  // namespace meshnet

@@ -20,15 +20,6 @@ using namespace avx512;
 
 constexpr int64_t kBlock = 131072;  // numbers of x that stay in the second cache
 
-/// x / (1 + e^-x), without overflow on either side.
-MESHNET_AVX512_BF16 inline __m512 silu(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.0F);
-  const __m512 e = exp_not_positive(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));
-  const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-  const __m512 above = _mm512_mask_blend_ps(negative, one, e);
-  return _mm512_div_ps(_mm512_mul_ps(x, above), _mm512_add_ps(one, e));
-}
-
 /// The tokens that go through one gated MLP.
 struct Group {
   const BFloat16* gate_up_proj;
@@ -228,10 +219,7 @@ MESHNET_AVX512_BF16 void round_in_place(float* sums, int64_t count) {
 }
 
 MESHNET_AVX512_BF16 void store_row(const float* sums, BFloat16* out, int64_t count) {
-  for (int64_t i = 0; i < count; i += kFloats) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
-                        (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(sums + i)));
-  }
+  for (int64_t i = 0; i < count; i += kFloats) store_floats(out + i, _mm512_loadu_ps(sums + i));
 }
 
 }  // namespace

@@ -10,11 +10,10 @@
 #include <cmath>
 
 #include "models/kernels/simd.h"
+#include "models/kernels/worth_a_thread.h"
 
 namespace meshnet {
 namespace {
-
-constexpr int64_t kLeastWork = 16384;  // numbers that are worth a thread
 
 template <typename T>
 struct GatedNorm {
@@ -65,7 +64,7 @@ at::Tensor run_kernel(const at::Tensor& hidden_states,
                           hidden_states.size(1),
                           hidden_states.size(2),
                           static_cast<float>(eps)};
-  const int64_t grain = std::max<int64_t>(1, kLeastWork / (norm.heads * norm.size));
+  const int64_t grain = worth_a_thread(norm.heads * norm.size);
   at::parallel_for(0, hidden_states.size(0), grain, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) simd::run<GatedNorm<T>>(norm, token);
   });

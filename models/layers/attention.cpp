@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "models/json_reader.h"
 #include "models/ops.h"
 #include "models/rope.h"
 #include "models/weights.h"
@@ -17,37 +18,18 @@ bool slides(const ModelConfig& config, int64_t layer) {
   return config.layer_types[static_cast<std::size_t>(layer)] == LayerType::kSliding;
 }
 
-/// q_proj with gates holds per head its head_dim query rows, then its head_dim gate rows: they go
-/// apart, to queries and gates [num_attention_heads * head_dim, ...], parts of one tensor.
-void load_query_and_gate(const Weights& weights,
-                         const std::string& name,
-                         int64_t num_attention_heads,
-                         const at::Tensor& queries,
-                         const at::Tensor& gates) {
-  std::vector<int64_t> shape = queries.sizes().vec();
-  shape[0] *= 2;
-  const at::Tensor stored = at::empty(shape, queries.options());
-  weights.load(name, stored);
-  const auto by_head = [&](const at::Tensor& rows) {
-    return rows.unflatten(0, {num_attention_heads, rows.size(0) / num_attention_heads});
-  };
-  const auto parts = by_head(stored).chunk(2, 1);
-  by_head(queries).copy_(parts[0]);
-  by_head(gates).copy_(parts[1]);
-}
-
-/// The rows q, k, v and gate of one matrix.
+/// The rows q, k, v and gate of one matrix. q_proj holds per head its query rows, then its gate's.
 Linear load_gated_qkv(
     const Weights& weights, const ModelConfig& config, int64_t q_size, int64_t kv_size, bool bias) {
   Linear linear;
   const auto load = [&](const std::string& kind, std::vector<int64_t> shape) {
     shape.insert(shape.begin(), 2 * (q_size + kv_size));
     at::Tensor whole = weights.empty(shape);
-    load_query_and_gate(weights,
-                        "q_proj." + kind,
-                        config.num_attention_heads,
-                        whole.narrow(0, 0, q_size),
-                        whole.narrow(0, q_size + 2 * kv_size, q_size));
+    load_by_head(weights,
+                 "q_proj." + kind,
+                 config.num_attention_heads,
+                 {{0, config.head_dim}, {q_size + 2 * kv_size, config.head_dim}},
+                 whole);
     weights.load("k_proj." + kind, whole.narrow(0, q_size, kv_size));
     weights.load("v_proj." + kind, whole.narrow(0, q_size + kv_size, kv_size));
     return whole;
@@ -110,6 +92,10 @@ at::Tensor Attention::forward(const at::Tensor& x, const Step& step, int64_t lay
     attn_output = attn_output * at::sigmoid(gate);
   }
   return o_proj.forward(attn_output);
+}
+
+bool read_attention_bias(const ModelConfig& config) {
+  return JsonReader(*config.raw, config.path.string()).boolean_or("attention_bias", false);
 }
 
 Attention load_attention(const Weights& weights,

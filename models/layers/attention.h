@@ -43,6 +43,9 @@ struct AttentionOptions {
   double scaling = 0.0;            ///< 0 = 1 / sqrt(head_dim)
 };
 
+/// attention_bias of config.json: whether q, k, v and o have one.
+bool read_attention_bias(const ModelConfig& config);
+
 /// `weights` stands at "self_attn".
 Attention load_attention(const Weights& weights,
                          const ModelConfig& config,

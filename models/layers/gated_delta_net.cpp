@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -65,33 +64,6 @@ GatedDeltaNet load(const Weights& weights,
       load_linear(weights, linear.value_dim(), {{"out_proj", config.hidden_size}}, /*bias=*/false)};
 }
 
-/// Where the rows that a key head has of something begin in in_proj, and how many they are.
-struct Part {
-  int64_t first;
-  int64_t rows;
-};
-
-/// Loads a tensor that is stored by key head, each with its `parts` in order.
-void load_by_key_head(const Weights& weights,
-                      std::string_view name,
-                      int64_t num_k_heads,
-                      const std::vector<Part>& parts,
-                      const at::Tensor& in_proj) {
-  const int64_t hidden_size = in_proj.size(1);
-  int64_t rows = 0;
-  for (const Part& part : parts) rows += part.rows;
-  const at::Tensor stored = at::empty({num_k_heads * rows, hidden_size}, in_proj.options());
-  weights.load(name, stored);
-  const at::Tensor heads = stored.view({num_k_heads, rows, hidden_size});
-  int64_t offset = 0;
-  for (const Part& part : parts) {
-    in_proj.narrow(0, part.first, num_k_heads * part.rows)
-        .view({num_k_heads, part.rows, hidden_size})
-        .copy_(heads.narrow(1, offset, part.rows));
-    offset += part.rows;
-  }
-}
-
 }  // namespace
 
 at::Tensor GatedDeltaNet::forward(const at::Tensor& x, const Step& step, int64_t layer) const {
@@ -137,15 +109,15 @@ GatedDeltaNet load_qwen3_next_gated_delta_net(const Weights& weights,
   const int64_t b = z + linear.value_dim();
   const int64_t a = b + linear.linear_num_value_heads;
   const at::Tensor in_proj = weights.empty({a + linear.linear_num_value_heads, config.hidden_size});
-  load_by_key_head(weights,
-                   "in_proj_qkvz.weight",
-                   num_k_heads,
-                   {{0, linear.linear_key_head_dim},
-                    {key_dim, linear.linear_key_head_dim},
-                    {2 * key_dim, value_rows},
-                    {z, value_rows}},
-                   in_proj);
-  load_by_key_head(weights, "in_proj_ba.weight", num_k_heads, {{b, group}, {a, group}}, in_proj);
+  load_by_head(weights,
+               "in_proj_qkvz.weight",
+               num_k_heads,
+               {{0, linear.linear_key_head_dim},
+                {key_dim, linear.linear_key_head_dim},
+                {2 * key_dim, value_rows},
+                {z, value_rows}},
+               in_proj);
+  load_by_head(weights, "in_proj_ba.weight", num_k_heads, {{b, group}, {a, group}}, in_proj);
   return load(weights, config, linear, {in_proj, /*bias=*/{}});
 }
 

@@ -1,5 +1,6 @@
 #include "models/layers/linear.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 
 #include <string>
@@ -31,6 +32,27 @@ Linear load_linear(const Weights& weights,
     first += rows;
   }
   return linear;
+}
+
+void load_by_head(const Weights& weights,
+                  std::string_view name,
+                  int64_t heads,
+                  const std::vector<HeadPart>& parts,
+                  const at::Tensor& whole) {
+  int64_t rows = 0;
+  for (const HeadPart& part : parts) rows += part.rows;
+  std::vector<int64_t> shape = whole.sizes().vec();
+  shape[0] = heads * rows;
+  const at::Tensor stored = at::empty(shape, whole.options());
+  weights.load(name, stored);
+  const at::Tensor by_head = stored.unflatten(0, {heads, rows});
+  int64_t offset = 0;
+  for (const HeadPart& part : parts) {
+    whole.narrow(0, part.first, heads * part.rows)
+        .unflatten(0, {heads, part.rows})
+        .copy_(by_head.narrow(1, offset, part.rows));
+    offset += part.rows;
+  }
 }
 
 }  // namespace meshnet

@@ -31,4 +31,20 @@ Linear load_linear(const Weights& weights,
                    const std::vector<Projection>& projections,
                    bool bias);
 
+/// A part of what every head has of a stored tensor: where the heads' rows of it begin in the
+/// whole, and how many rows a head has.
+struct HeadPart {
+  int64_t first;
+  int64_t rows;
+};
+
+/// Loads a tensor that is stored head by head, each with its `parts` in order, so that in `whole`
+/// [out_features] or [out_features, in_features] each part lies for all heads together. The tensor
+/// is held twice for that moment.
+void load_by_head(const Weights& weights,
+                  std::string_view name,
+                  int64_t heads,
+                  const std::vector<HeadPart>& parts,
+                  const at::Tensor& whole);
+
 }  // namespace meshnet

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "models/moe_config.h"
 #include "models/weights.h"
 
 namespace meshnet {
@@ -37,6 +38,27 @@ at::Tensor PreNormBlock::forward(const at::Tensor& hidden_states,
                           return feed_forward.forward(post_attention_layernorm_.forward(attended));
                         },
                         feed_forward_);
+}
+
+std::unique_ptr<Block> make_dense_block(const ModelConfig& config,
+                                        const Weights& weights,
+                                        int64_t layer,
+                                        const AttentionOptions& options,
+                                        bool mlp_bias) {
+  return std::make_unique<PreNormBlock>(
+      config,
+      weights,
+      load_attention(weights.at("self_attn"), config, layer, options),
+      load_mlp(weights.at("mlp"), config.hidden_size, config.intermediate_size, mlp_bias));
+}
+
+FeedForward load_sparse_or_dense(const ModelConfig& config,
+                                 const Weights& weights,
+                                 int64_t layer,
+                                 const MoeConfig& experts) {
+  const Weights mlp = weights.at("mlp");
+  if (is_sparse_layer(config, layer)) return load_moe(mlp, experts);
+  return load_mlp(mlp, config.hidden_size, config.intermediate_size);
 }
 
 }  // namespace meshnet

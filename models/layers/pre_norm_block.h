@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <variant>
 
@@ -40,5 +41,18 @@ class PreNormBlock final : public Block {
   RmsNorm post_attention_layernorm_;
   FeedForward feed_forward_;
 };
+
+/// The layer of the families without experts and delta rule: attention and a gated MLP with silu.
+std::unique_ptr<Block> make_dense_block(const ModelConfig& config,
+                                        const Weights& weights,
+                                        int64_t layer,
+                                        const AttentionOptions& options = {},
+                                        bool mlp_bias = false);
+
+/// The mixture of experts of a sparse layer, the dense MLP of another one.
+FeedForward load_sparse_or_dense(const ModelConfig& config,
+                                 const Weights& weights,
+                                 int64_t layer,
+                                 const MoeConfig& experts);
 
 }  // namespace meshnet

@@ -19,11 +19,9 @@ FAMILY.safetensors: x [130, hidden], and for each DTYPE
     rows at once, then 5 one by one.
 """
 
-import os
-import sys
 from pathlib import Path
 
-from make_golden import make_once, stamp_of
+from make_golden import make_from_arguments
 
 TOKENS = 130  # neither a multiple of 64 nor of 32
 CONV_TOKENS = 9
@@ -179,12 +177,5 @@ def make(out: Path) -> None:
         make_layer("qwen3_5", Qwen3_5TextConfig(**shape), Qwen3_5GatedDeltaNet, out)
 
 
-def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    make_once(Path(sys.argv[1]), stamp_of(Path(__file__)), make)
-
-
 if __name__ == "__main__":
-    main()
+    make_from_arguments(__file__, __doc__, make)

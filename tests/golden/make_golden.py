@@ -57,6 +57,18 @@ def make_once(out: Path, stamp: str, make) -> None:
     partial.rename(out)
 
 
+def make_from_arguments(script: str, doc: str, make) -> None:
+    """The main() of a script that makes one folder: SCRIPT OUT."""
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    out = parser.parse_args().out
+    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+    os.environ["TQDM_DISABLE"] = "1"
+    make_once(out, stamp_of(Path(script)), make)
+
+
 def tiny_configs() -> dict:
     from transformers import (
         Gemma3TextConfig,

@@ -10,11 +10,9 @@ sparse MoE block makes of x [64, hidden]:
 The rows of x are such that the experts are no matter of rounding, not even in bfloat16.
 """
 
-import argparse
-import os
 from pathlib import Path
 
-from make_golden import make_once, stamp_of
+from make_golden import make_from_arguments
 
 ROWS = 64
 # Between the last logit that is chosen and the first that is not, as a part of the largest: several
@@ -105,16 +103,5 @@ def make(out: Path) -> None:
             )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path)
-    arguments = parser.parse_args()
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    os.environ["TQDM_DISABLE"] = "1"
-    make_once(arguments.out, stamp_of(Path(__file__)), make)
-
-
 if __name__ == "__main__":
-    main()
+    make_from_arguments(__file__, __doc__, make)

@@ -7,13 +7,11 @@ OUT/rope.json is a list of {"name", "config", "inv_freq", "attention_scaling"}, 
 Frequencies are those of a sequence that fills max_position_embeddings.
 """
 
-import argparse
 import copy
 import json
-import os
 from pathlib import Path
 
-from make_golden import make_once, stamp_of
+from make_golden import make_from_arguments
 
 BASE = {
     "model_type": "llama",
@@ -178,15 +176,5 @@ def make(out: Path) -> None:
     (out / "rope.json").write_text(json.dumps(results, indent=1) + "\n")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path)
-    arguments = parser.parse_args()
-    os.environ["TRANSFORMERS_VERBOSITY"] = "error"
-    make_once(arguments.out, stamp_of(Path(__file__)), make)
-
-
 if __name__ == "__main__":
-    main()
+    make_from_arguments(__file__, __doc__, make)
