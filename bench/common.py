@@ -1,8 +1,6 @@
-"""What the benchmarks share: models, streams of the API, and how results are written down."""
+"""What the benchmarks share: models, and how results are written down."""
 
-import contextlib
 import fcntl
-import http.client
 import importlib.metadata
 import json
 import os
@@ -11,9 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
-from urllib.parse import urlsplit
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -52,15 +48,33 @@ def tokenizer_of_size(size: int) -> dict:
     return tokenizer
 
 
-def qwen2_shape() -> Path:
-    """Random weights in the shape of Qwen2 0.5B; no token ends an answer."""
+def random_model(name: str, make_config) -> Path:
+    """Random bfloat16 weights in a shape; no token ends an answer."""
 
     def make(folder: Path):
         import torch
-        from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
         torch.manual_seed(0)
-        config = Qwen2Config(
+        config = make_config()
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model.generation_config = GenerationConfig()
+        model.save_pretrained(folder)
+        write_json(folder / "tokenizer.json", tokenizer_of_size(config.vocab_size))
+
+    return make_once(name, make)
+
+
+NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+
+
+def qwen2_shape() -> Path:
+    """The shape of Qwen2 0.5B."""
+
+    def config():
+        from transformers import Qwen2Config
+
+        return Qwen2Config(
             vocab_size=151936,
             hidden_size=896,
             intermediate_size=4864,
@@ -71,16 +85,39 @@ def qwen2_shape() -> Path:
             rms_norm_eps=1e-6,
             rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
             tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=None,
-            pad_token_id=None,
+            **NO_SPECIAL_TOKENS,
         )
-        model = Qwen2ForCausalLM(config)
-        model.generation_config = GenerationConfig()
-        model.to(torch.bfloat16).save_pretrained(folder)
-        write_json(folder / "tokenizer.json", tokenizer_of_size(config.vocab_size))
 
-    return make_once("bench-qwen2-0.5b", make)
+    return random_model("bench-qwen2-0.5b", config)
+
+
+def qwen3_6_shape() -> Path:
+    """Qwen3.6 made small: gated delta-net layers, full attention every fourth, experts in each."""
+
+    def config():
+        from transformers import Qwen3_5MoeTextConfig
+
+        return Qwen3_5MoeTextConfig(
+            vocab_size=151936,
+            hidden_size=1024,
+            num_hidden_layers=12,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            head_dim=128,
+            linear_num_key_heads=8,
+            linear_num_value_heads=16,
+            linear_key_head_dim=128,
+            linear_value_head_dim=128,
+            num_experts=64,
+            num_experts_per_tok=8,
+            moe_intermediate_size=256,
+            shared_expert_intermediate_size=256,
+            max_position_embeddings=32768,
+            tie_word_embeddings=True,
+            **NO_SPECIAL_TOKENS,
+        )
+
+    return random_model("bench-qwen3.6", config)
 
 
 def smollm2_without_eos() -> Path:
@@ -96,44 +133,18 @@ def smollm2_without_eos() -> Path:
     return make_once("bench-smollm2", make)
 
 
-def num_layers(model: Path) -> int:
+def read_config(model: Path) -> dict:
     config = json.loads((model / "config.json").read_text())
-    return config.get("text_config", config)["num_hidden_layers"]
+    return config.get("text_config", config)
+
+
+def num_layers(model: Path) -> int:
+    return read_config(model)["num_hidden_layers"]
 
 
 def prompt_of(tokens: int) -> list[int]:
     """Ids that every model here has, and that are no special token."""
     return random.Random(tokens).choices(range(1000, 40000), k=tokens)
-
-
-def stream(url: str, prompt_ids: list[int], max_tokens: int) -> list[float]:
-    """When each token arrived, in seconds after the request was sent."""
-    address = urlsplit(url)
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=3600)
-    body = {"prompt": prompt_ids, "max_tokens": max_tokens, "temperature": 0}
-    body |= {"stream": True, "return_token_ids": True}
-    with contextlib.closing(connection):
-        started = time.perf_counter()
-        connection.request("POST", "/v1/completions", json.dumps(body))
-        response = connection.getresponse()
-        if response.status != 200:
-            raise RuntimeError(f"{url}: {response.status}: {response.read()[:500]!r}")
-        times = []
-        before = 0.0
-        while line := response.readline():
-            now = time.perf_counter() - started
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[len(b"data: ") :])
-            if "error" in event:
-                raise RuntimeError(f"{url}: {event['error']}")
-            ids = event["choices"][0].get("token_ids") or [] if event["choices"] else []
-            # An event has more than one where the first of them ends within a character.
-            times += [before + (now - before) * part / len(ids) for part in range(1, len(ids) + 1)]
-            before = now if ids else before
-    if len(times) != max_tokens:
-        raise RuntimeError(f"{url}: asked for {max_tokens} tokens, got {len(times)}")
-    return times
 
 
 def machine() -> dict:

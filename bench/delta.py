@@ -3,7 +3,8 @@
 8 key and 16 value heads of 128 in bfloat16, as a small Qwen3.6 has. Ours is an operation of torch here
 (delta_ops.cpp), so all run in this process, on the same threads, and take turns. A step is timed twice: with
 its state still in the caches from the step before, and with a state that comes from memory, as when the other
-layers of a model have had their turn in between.
+layers of a model have had their turn in between. A short and a long prefill show that a token costs the same at any
+length.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 import common
 
 K_HEADS, V_HEADS, DIM = 8, 16, 128
+SHORT, LONG = 1024, 16384
 STEPS = 512  # of ours in a round
 STATES = 96  # of 1 MiB: more than the caches hold
 THEIR_STEPS = 32
@@ -41,7 +43,7 @@ def runs(tokens: int) -> dict:
     from transformers.models.qwen3_5 import modeling_qwen3_5 as reference
 
     ours = torch.ops.meshnet.gated_delta_rule
-    whole = inputs(tokens)
+    whole, short, long = inputs(tokens), inputs(SHORT), inputs(LONG)
     steps = [{key: x[t : t + 1] for key, x in whole.items()} for t in range(STEPS)]
     states = [torch.zeros(V_HEADS, DIM, DIM) for _ in range(STATES)]
 
@@ -63,6 +65,8 @@ def runs(tokens: int) -> dict:
     return {
         "prefill": (1, lambda: ours(**whole, state=states[0])),
         "prefill, transformers": (1, lambda: theirs(chunk, whole, states[0][None])),
+        f"prefill of {SHORT}": (1, lambda: ours(**short, state=states[0])),
+        f"prefill of {LONG}": (1, lambda: ours(**long, state=states[0])),
         "step": (STEPS, lambda: our_steps(STEPS, lambda _: states[0])),
         "step, state from memory": (STATES, lambda: our_steps(STATES, lambda t: states[t])),
         "step, transformers": (THEIR_STEPS, their_steps),
@@ -125,6 +129,9 @@ def main() -> None:
             "prefill", "step, state from memory", options.tokens
         ),
         "step beside transformers'": ratio("step", "step, transformers"),
+        f"token of {LONG} beside one of {SHORT}": ratio(
+            f"prefill of {LONG}", f"prefill of {SHORT}", LONG / SHORT
+        ),
     }
     print("\ntimes as fast, of each round")
     common.print_table(

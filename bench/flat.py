@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import common
+import nodes
 from cluster import Cluster
 from golden.reference_head import PythonNode, generate
 from golden.reference_node import Shard
@@ -28,15 +29,15 @@ SMOOTHED = 20  # tokens that one point of the picture is the mean of
 def ours(options, cached: bool) -> list[float]:
     """When each token arrived."""
     last = common.num_layers(options.model) - 1
-    nodes = {"head": f"0-{options.cut - 1}", "tail": f"{options.cut}-{last}"}
+    layers = {"head": f"0-{options.cut - 1}", "tail": f"{options.cut}-{last}"}
     top = {"dtype": "bfloat16", "threads": options.threads, "cache": {"enabled": cached}}
     with (
         tempfile.TemporaryDirectory() as directory,
-        Cluster(directory, options.model, nodes, **top) as cluster,
+        Cluster(directory, options.model, layers, **top) as cluster,
     ):
         cluster.start().wait_ready()
-        common.stream(cluster.url("head"), PROMPT, WARM_UP)
-        return common.stream(cluster.url("head"), PROMPT, options.tokens)
+        nodes.stream(cluster.url("head"), PROMPT, WARM_UP)
+        return nodes.stream(cluster.url("head"), PROMPT, options.tokens)
 
 
 def python_pipeline(options, cached: bool) -> list[float]:

@@ -1,15 +1,17 @@
 """llama.cpp through llama-cpp-python, with the same bfloat16 weights written as GGUF."""
 
 import ctypes
-import json
 import tempfile
 import time
 from pathlib import Path
 
+import common
 import gguf
 import llama_cpp
 import torch
 from safetensors.torch import load_file
+
+ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
 
 
 def split_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -20,9 +22,9 @@ def split_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
 
 def write_gguf(model: Path, file: Path) -> None:
     """Without a tokenizer: ids go in and come out."""
-    config = json.loads((model / "config.json").read_text())
+    config = common.read_config(model)
     architecture = config["model_type"]
-    arch = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}[architecture]
+    arch = ARCHITECTURES[architecture]
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
 
@@ -64,7 +66,7 @@ def silent(_level, _text, _data):
 class LlamaCpp:
     name = "llama.cpp"
 
-    def __init__(self, model: Path, threads: int, stack):
+    def __init__(self, model: Path, _cut, threads: int, stack):
         llama_cpp.llama_log_set(silent, ctypes.c_void_p(0))
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         file = Path(directory) / "model.gguf"

@@ -1,19 +1,19 @@
-"""Our prefill and decode on one node, through the API, beside transformers and llama.cpp.
+"""Our prefill and decode, through the API, beside transformers and llama.cpp.
 
-Same weights (bfloat16), same prompts, same threads; the engines take turns, and medians are kept.
+Same weights (bfloat16), same prompts, same threads; the engines take turns, and medians are kept. The dense
+models run on one node here, and the hybrid one on two: the others are whole all the same.
 """
 
 import argparse
 import contextlib
 import os
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
 import common
+import nodes
 import torch
-from cluster import Cluster
 from transformers import AutoModelForCausalLM, DynamicCache
 
 PREFILL = 512
@@ -24,22 +24,17 @@ DECODED = 32
 class Ours:
     name = "meshnet"
 
-    def __init__(self, model: Path, threads: int, stack: contextlib.ExitStack):
-        directory = stack.enter_context(tempfile.TemporaryDirectory())
-        layers = {"solo": f"0-{common.num_layers(model) - 1}"}
-        self.cluster = stack.enter_context(
-            Cluster(directory, model, layers, dtype="bfloat16", threads=threads)
-        )
-        self.cluster.start().wait_ready()
+    def __init__(self, model: Path, cut: int | None, threads: int, stack: contextlib.ExitStack):
+        self.url = nodes.start_nodes(stack, model, cut, threads)
 
     def times(self, prompt_ids: list[int], tokens: int) -> list[float]:
-        return common.stream(self.cluster.url("solo"), prompt_ids, tokens)
+        return nodes.stream(self.url, prompt_ids, tokens)
 
 
 class Transformers:
     name = "transformers"
 
-    def __init__(self, model: Path, threads: int, _stack):
+    def __init__(self, model: Path, _cut, threads: int, _stack):
         torch.set_num_threads(threads)
         self.model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).eval()
 
@@ -66,20 +61,21 @@ def measure(engine) -> dict:
     return result
 
 
-def engines() -> list:
+def engines(model: Path) -> list:
     kinds = [Ours, Transformers]
     try:
-        from llama import LlamaCpp
+        from llama import ARCHITECTURES, LlamaCpp
 
-        kinds.append(LlamaCpp)
+        if common.read_config(model)["model_type"] in ARCHITECTURES:
+            kinds.append(LlamaCpp)
     except ImportError as error:
         print(f"without llama.cpp: llama-cpp-python is not installed ({error})")
     return kinds
 
 
-def compare(kinds: list, model: Path, options) -> dict:
+def compare(model: Path, cut: int | None, options) -> dict:
     with contextlib.ExitStack() as stack:
-        running = [kind(model, options.threads, stack) for kind in kinds]
+        running = [kind(model, cut, options.threads, stack) for kind in engines(model)]
         runs = {engine.name: [] for engine in running}
         for round_number in range(options.rounds + 1):
             for engine in running:
@@ -97,6 +93,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--model", type=Path, help="only this model directory, without an eos")
+    parser.add_argument("--cut", type=int, help="its second node's first layer (default: one node)")
     parser.add_argument("--out", type=Path, default=common.ROOT / "build/bench")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -104,12 +101,17 @@ def main() -> None:
     print(f"bfloat16, {options.threads} threads, medians of {options.rounds} rounds; tokens/s")
     print(common.describe(where), flush=True)
 
-    kinds, results = engines(), {}
-    models = (
-        [options.model] if options.model else [common.smollm2_without_eos(), common.qwen2_shape()]
-    )
-    for model in models:
-        speeds = results[model.name] = compare(kinds, model, options)
+    if options.model:
+        models = {options.model: options.cut}
+    else:
+        models = {
+            common.smollm2_without_eos(): None,
+            common.qwen2_shape(): None,
+            common.qwen3_6_shape(): 6,
+        }
+    results = {}
+    for model, cut in models.items():
+        speeds = results[model.name] = compare(model, cut, options)
         reference = speeds[Transformers.name]
         whats = list(reference)
         rows = [[name, *(speed[what] for what in whats)] for name, speed in speeds.items()]
@@ -119,7 +121,7 @@ def main() -> None:
                 *(speeds[Ours.name][what] / reference[what] for what in whats),
             ]
         )
-        print(f"\n{model.name}")
+        print(f"\n{model.name}, " + (f"two nodes cut at {cut}" if cut else "one node"))
         common.print_table(["", *whats], rows)
     file = options.out / "peers.json"
     numbers = {"machine": where, "threads": options.threads, "rounds": options.rounds}

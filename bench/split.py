@@ -9,36 +9,26 @@ import argparse
 import contextlib
 import os
 import statistics
-import tempfile
 from pathlib import Path
 
 import common
-from cluster import Cluster
+import nodes
 
 WARM_UP = 8
 ONE, TWO = "one node", "two nodes"
 
 
-def start(stack: contextlib.ExitStack, model: Path, nodes: dict, threads: int) -> str:
-    """The URL of the head."""
-    directory = stack.enter_context(tempfile.TemporaryDirectory())
-    cluster = Cluster(directory, model, nodes, dtype="bfloat16", threads=threads)
-    stack.enter_context(cluster).start().wait_ready()
-    return cluster.url("head")
-
-
 def decode_speed(url: str, context: int, tokens: int) -> float:
     """Tokens per second of those after the first, which has the prefill."""
-    times = common.stream(url, common.prompt_of(context), tokens + 1)
+    times = nodes.stream(url, common.prompt_of(context), tokens + 1)
     return tokens / (times[-1] - times[0])
 
 
 def measure(model: Path, cut: int, options) -> list[dict]:
-    last = common.num_layers(model) - 1
-    layouts = {ONE: {"head": f"0-{last}"}, TWO: {"head": f"0-{cut - 1}", "tail": f"{cut}-{last}"}}
     with contextlib.ExitStack() as stack:
         urls = {
-            name: start(stack, model, nodes, options.threads) for name, nodes in layouts.items()
+            name: nodes.start_nodes(stack, model, at, options.threads)
+            for name, at in {ONE: None, TWO: cut}.items()
         }
         for url in urls.values():
             decode_speed(url, options.context, WARM_UP)
