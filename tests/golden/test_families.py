@@ -7,7 +7,8 @@ import json
 import shutil
 
 import pytest
-from cluster import ROOT, Cluster
+import torch
+from cluster import ROOT, Cluster, forward, ids_of, misses
 from golden import make_golden
 from safetensors import safe_open
 
@@ -56,3 +57,51 @@ def test_cached_and_stateless_ids_equal_transformers(tiny_models, smollm2, tmp_p
             assert answer.status == 200, answer.body
             assert answer.json()["choices"][0]["token_ids"] == expected, f"cache {enabled}"
             assert not enabled or "missed" not in cluster.log("node1")
+
+
+HYBRID = [name for name in LAYERS if name in ("qwen3_next", "qwen3_5", "qwen3_5_moe")]
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_a_shared_prefix_leaves_no_trace(tiny_models, smollm2, tmp_path, name):
+    """B02: state of a prompt is never taken for that of another which begins alike."""
+    model, prompt, _ = prepared(tiny_models, name, smollm2, tmp_path)
+    first, second = [*prompt, 7, 11, 13], [*prompt, 19, 23]
+    nodes = {f"node{index}": layers for index, layers in enumerate(LAYERS[name])}
+    with Cluster(tmp_path, model, nodes, dtype="float32", threads=1) as cluster:
+        cluster.start().wait_ready()
+        answers = [
+            ids_of(cluster.complete("node0", ids, max_tokens=24)) for ids in (first, second, first)
+        ]
+    assert answers[2] == answers[0] != answers[1]
+
+
+@pytest.mark.parametrize("name", HYBRID)
+def test_a_step_within_what_is_held_is_a_miss(tiny_models, smollm2, tmp_path, name):
+    """B02 on the wire: a node never rolls its K/V back to a place where its recurrent state is not."""
+    model, _, _ = prepared(tiny_models, name, smollm2, tmp_path)
+    nodes = {f"node{index}": layers for index, layers in enumerate(LAYERS[name])}
+    tail, start = list(nodes)[-1], int(LAYERS[name][-1].split("-")[0])
+    torch.manual_seed(0)
+    rows = torch.randn(12, 64)
+
+    def step(session, first, last, mode):
+        body = rows[first:last].numpy().tobytes()
+        headers = {"Session": session, "Cache": mode, "Past_Len": first, "Start_Layer": start}
+        return forward(cluster.url(tail), body, **headers)
+
+    with Cluster(tmp_path, model, nodes, dtype="float32", threads=1) as cluster:
+        cluster.start(tail).wait_ready(tail)
+        assert step("disturbed", 0, 9, "prefill").status == 200
+        for first, last, mode in ((6, 9, "prefill"), (8, 9, "decode"), (10, 11, "decode")):
+            answer = step("disturbed", first, last, mode)
+            assert answer.status == 409, answer.body
+            assert answer.json()["reason"] == "seq_len_mismatch"
+        assert misses(cluster, tail)["seq_len_mismatch"] == 3
+        assert step("alone", 0, 9, "prefill").status == 200
+        for first in (9, 10, 11):
+            tokens = [
+                step(session, first, first + 1, "decode") for session in ("disturbed", "alone")
+            ]
+            assert [answer.status for answer in tokens] == [200, 200]
+            assert tokens[0].json()["token_id"] == tokens[1].json()["token_id"]

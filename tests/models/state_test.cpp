@@ -4,6 +4,7 @@
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "cache/recipe.h"
@@ -163,6 +164,36 @@ TEST_P(EveryTinyModelWithState, TakesExactlyTheBytesOfItsRecipe) {
       EXPECT_EQ(caches[slice].layers(), recipe.owned());
       EXPECT_EQ(caches[slice].nbytes(), recipe.nbytes(recipe.owned().first, i + 16));
     }
+  }
+}
+
+// B02 and B10: K/V alone is never rolled back beside recurrent state or a window that has passed.
+TEST_P(EveryTinyModelWithState, RollsBackAllLayersOrNone) {
+  const auto types = read_config(dir()).layer_types;
+  const bool recurrent = std::ranges::count(types, LayerType::kLinear) > 0;
+  const bool windowed = std::ranges::count(types, LayerType::kSliding) > 0;
+  const Route route(dir(), {}, at::kFloat);
+  const auto decode_ten = [&](std::vector<SliceCache>& caches) {
+    at::Tensor logits;
+    for (int i = 0; i < 10; ++i) {
+      logits = route.step(input_ids_.narrow(0, caches[0].length(), 1), caches);
+    }
+    return logits;
+  };
+  for (const auto& [held, kept] :
+       std::vector<std::pair<int64_t, int64_t>>{{20, 15}, {20, 19}, {20, 0}, {5, 4}, {40, 6}}) {
+    SCOPED_TRACE(std::to_string(held) + " to " + std::to_string(kept));
+    auto caches = route.session();
+    route.step(input_ids_.narrow(0, 0, held), caches);
+    const bool done = caches[0].truncate(kept);
+    const int64_t length = done ? kept : held;
+    EXPECT_EQ(caches[0].length(), length);
+    if (!windowed || kept == 0) {
+      EXPECT_EQ(done, !recurrent || kept == 0);
+    }
+    auto fresh = route.session();
+    if (length > 0) route.step(input_ids_.narrow(0, 0, length), fresh);
+    EXPECT_LT(relative_error(decode_ten(caches), decode_ten(fresh)), 1e-4);
   }
 }
 
