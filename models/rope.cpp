@@ -72,12 +72,13 @@ RotaryFrequencies rope_frequencies(const RopeParameters& rope,
   return {inv_freq.to(device), rope.attention_factor};
 }
 
-at::Tensor positions(const std::vector<Sequence>& sequences) {
+at::Tensor positions(const std::vector<Sequence>& sequences, at::Device device) {
   std::vector<at::Tensor> parts;
   parts.reserve(sequences.size());
   for (const Sequence& sequence : sequences) {
-    parts.push_back(at::arange(
-        sequence.position, sequence.position + sequence.rows, at::TensorOptions(at::kLong)));
+    parts.push_back(at::arange(sequence.position,
+                               sequence.position + sequence.rows,
+                               at::TensorOptions(at::kLong).device(device)));
   }
   return at::cat(parts);
 }

@@ -19,8 +19,8 @@ RotaryFrequencies rope_frequencies(const RopeParameters& rope,
                                    int64_t head_dim,
                                    at::Device device = at::kCPU);
 
-/// The absolute position of every row of a packed batch → int64 [tokens], on the CPU.
-at::Tensor positions(const std::vector<Sequence>& sequences);
+/// The absolute position of every row of a packed batch → int64 [tokens], counted on `device`.
+at::Tensor positions(const std::vector<Sequence>& sequences, at::Device device);
 
 /// positions [tokens] → cos and sin [tokens, rotary_dim] of `dtype`.
 RotaryEmbedding rotary_embedding(const at::Tensor& positions,

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <utility>
 
+#include "models/device_copy.h"
 #include "models/log.h"
 #include "models/nvtx.h"
 #include "models/registry.h"
@@ -197,7 +198,7 @@ at::Tensor ModelSlice::embed(const at::Tensor& input_ids) const {
                                        largest.item<int64_t>()));
     }
   }
-  const at::Tensor embedded = at::embedding(embed_tokens_, input_ids.to(embed_tokens_.device()));
+  const at::Tensor embedded = at::embedding(embed_tokens_, to_device(input_ids, embed_tokens_.device()));
   if (embed_scale_ == 1.0) return embedded;
   // As in transformers the factor is rounded to the compute dtype first.
   return embedded * at::scalar_tensor(embed_scale_, embed_tokens_.options());
@@ -231,7 +232,7 @@ at::Tensor ModelSlice::forward(at::Tensor hidden_states,
 }
 
 Step ModelSlice::make_step(std::vector<Sequence> sequences, at::ScalarType dtype) const {
-  const at::Tensor at_positions = positions(sequences).to(rotary_.inv_freq.device());
+  const at::Tensor at_positions = positions(sequences, rotary_.inv_freq.device());
   Step step{.sequences = std::move(sequences),
             .rotary = rotary_embedding(at_positions, rotary_, dtype),
             .sliding_rotary = {}};

@@ -1,7 +1,6 @@
 #include "models/weight_copy.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 
@@ -9,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "models/device_copy.h"
 #include "models/float8.h"
 
 namespace meshnet {
@@ -30,11 +30,6 @@ void read_elements(const SafetensorsFile& file,
   file.read(stored,
             static_cast<std::size_t>(first * place.element_size()),
             {static_cast<std::byte*>(place.mutable_data_ptr()), place.nbytes()});
-}
-
-/// Memory for what goes to a GPU, from where it fetches quickly.
-at::Tensor pinned(at::IntArrayRef shape, at::ScalarType dtype) {
-  return at::empty(shape, at::TensorOptions(dtype).pinned_memory(true));
 }
 
 }  // namespace
@@ -71,7 +66,7 @@ void WeightCopier::copy(const SafetensorsFile& file,
   for_each_range(flat.numel(), flat.element_size(), [&](int64_t first, int64_t end, Buffer&) {
     const at::Tensor target = flat.narrow(0, first, end - first);
     if (into.is_cpu()) return read_elements(file, stored, first, target);
-    const at::Tensor source = pinned({end - first}, stored_dtype);
+    const at::Tensor source = empty_on_host({end - first}, stored_dtype, into.device());
     read_elements(file, stored, first, source);
     target.copy_(source.to(into.device()));  // converted there
   });
@@ -111,7 +106,8 @@ void WeightCopier::dequantize(const SafetensorsFile& file,
         buffer.resize(std::max(buffer.size(), static_cast<std::size_t>(at_once * n)));
         const at::Tensor target = rows.narrow(0, first, end - first);
         const at::Tensor place =
-            into.is_cpu() ? target : pinned(target.sizes(), target.scalar_type());
+            into.is_cpu() ? target
+                          : empty_on_host(target.sizes(), target.scalar_type(), into.device());
         int64_t count = 0;
         for (int64_t row = first; row < end; row += count) {
           const int64_t in_matrix = row % m;

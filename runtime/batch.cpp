@@ -5,6 +5,7 @@
 #include <utility>
 #include <variant>
 
+#include "models/device_copy.h"
 #include "net/http_error.h"
 #include "runtime/sampler.h"
 #include "runtime/tensor_wire.h"
@@ -46,9 +47,10 @@ void Batch::fail_all(const std::exception_ptr& error) {
 }
 
 void Batch::hand_on(const at::Tensor& hidden_states) {
+  const at::Tensor host = to_host(hidden_states);
   for (const Member& member : members_) {
     results_[member.index] =
-        to_wire(hidden_states.narrow(0, member.sequence.first_row, member.sequence.rows));
+        to_wire(host.narrow(0, member.sequence.first_row, member.sequence.rows));
   }
 }
 
@@ -66,10 +68,11 @@ void Batch::sample_tokens(const at::Tensor& hidden_states) {
   if (sampled.empty()) return;
   const at::Tensor logits =  // [sampled, vocab_size]
       slice_.logits(last_rows.size() == 1 ? last_rows[0] : at::cat(last_rows));
+  const at::Tensor finite = to_host(at::isfinite(logits).all(/*dim=*/1));  // [sampled]
   for (std::size_t i = 0; i < sampled.size(); ++i) {
     const Member& member = *sampled[i];
     const at::Tensor own = logits[static_cast<int64_t>(i)];
-    if (at::isfinite(own).all().item<bool>()) {
+    if (finite.const_data_ptr<bool>()[i]) {
       results_[member.index] = sample(
           own, inputs_[member.index].sampling, member.sequence.position + member.sequence.rows);
     } else {

@@ -4,6 +4,7 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "cache/session_store.h"
+#include "models/device_copy.h"
 #include "models/slice.h"
 #include "net/http_error.h"
 #include "runtime/batch.h"
@@ -38,6 +40,19 @@ at::Device resolve_device(const std::string& name) {
                  gpus == 0 ? "; use device: cpu, or check the driver with nvidia-smi" : ""));
   }
   return device;
+}
+
+/// What this thread gives to a GPU from now on runs on a stream of its own, the node's only one.
+void take_a_stream(at::Device device) {
+  if (!device.is_cuda()) return;
+  const c10::impl::VirtualGuardImpl of_device(device.type());
+  at::accelerator::setDeviceIndex(device.index());
+  at::accelerator::setCurrentStream(of_device.getStreamFromGlobalPool(device));
+}
+
+/// The weights came over the streams of the threads that read them.
+void wait_for_weights(at::Device device) {
+  if (device.is_cuda()) at::accelerator::synchronizeDevice(device.index());
 }
 
 /// Runs `function`; what LibTorch throws becomes a sentence without its C++ stack, memory that is
@@ -88,7 +103,10 @@ at::Tensor take_in(const StepInput& input,
                    Dtype dtype,
                    const std::string& device) {
   if (const auto* ids = std::get_if<std::vector<int64_t>>(&input.input)) {
-    return slice.embed(at::tensor(*ids, at::kLong));
+    const at::Tensor input_ids =
+        empty_on_host({static_cast<int64_t>(ids->size())}, at::kLong, at::Device(device));
+    std::ranges::copy(*ids, input_ids.mutable_data_ptr<int64_t>());
+    return slice.embed(input_ids);
   }
   return to_tensor(std::get<HiddenStates>(input.input), to_scalar_type(dtype), at::Device(device));
 }
@@ -147,9 +165,12 @@ Engine::Engine(const EngineOptions& options, const ModelConfig& config)
   if (options.threads > 0) at::set_num_threads(options.threads);
   const at::Device device = resolve_device(options.device);
   device_ = device.str();
+  take_a_stream(device);
   slice_ = in_a_sentence(device_, [&] {
-    return std::make_unique<ModelSlice>(
+    auto slice = std::make_unique<ModelSlice>(
         options.model_dir, config, options.layers, to_scalar_type(dtype_), device);
+    wait_for_weights(device);
+    return slice;
   });
 
   caching_disabled_ = why_no_cache(options, config);

@@ -74,7 +74,8 @@ struct CacheStatus {
 
 /// One shard's layers and its sessions' state on one device: hidden states in, hidden states or a
 /// token out. Synchronous; the constructor and step() belong to one thread, which owns the CPU
-/// thread pool of LibTorch. No Boost here.
+/// thread pool of LibTorch and the GPU's stream: on a GPU it waits for hidden states that leave and
+/// for the sampled token, for nothing else. No Boost here.
 class Engine {
  public:
   /// Loads the slice. Throws std::runtime_error with a sentence for the operator.

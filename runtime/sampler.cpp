@@ -8,6 +8,8 @@
 #include <numeric>
 #include <vector>
 
+#include "models/device_copy.h"
+
 namespace meshnet {
 namespace {
 
@@ -69,10 +71,9 @@ std::vector<int64_t> candidates(const double* weights,
 }  // namespace
 
 int64_t sample(const at::Tensor& logits, const SamplingParams& params, int64_t position) {
-  const at::Tensor host = logits.to(at::kCPU);
-  if (is_greedy(params)) return host.argmax().item<int64_t>();  // the first of equal maxima
+  if (is_greedy(params)) return logits.argmax().item<int64_t>();  // the first of equal maxima
 
-  const at::Tensor scaled = host.to(at::kDouble) / params.temperature;
+  const at::Tensor scaled = to_host(logits).to(at::kDouble) / params.temperature;
   const at::Tensor weights_held = at::exp(scaled - scaled.max());
   const double* weights = weights_held.const_data_ptr<double>();
   const int64_t vocab_size = weights_held.size(0);

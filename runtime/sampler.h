@@ -8,7 +8,7 @@
 
 namespace meshnet {
 
-/// Picks one token from float32 logits [vocab_size].
+/// Picks one token from float32 logits [vocab_size] on any device.
 ///
 /// Greedy when temperature is (nearly) 0 or top_p is 0; of equal logits the lowest id wins. Else
 /// temperature, top_k and top_p in that order, as in Hugging Face's processors, and one uniform

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "models/device_copy.h"
+
 namespace meshnet {
 
 at::ScalarType to_scalar_type(Dtype dtype) {
@@ -34,7 +36,8 @@ Dtype from_scalar_type(at::ScalarType type) {
 }
 
 at::Tensor to_tensor(const HiddenStates& hidden, at::ScalarType dtype, at::Device device) {
-  at::Tensor host = at::empty({hidden.tokens, hidden.hidden_size}, to_scalar_type(hidden.dtype));
+  const at::Tensor host =
+      empty_on_host({hidden.tokens, hidden.hidden_size}, to_scalar_type(hidden.dtype), device);
   if (host.nbytes() != hidden.bytes.size()) {
     throw std::logic_error(c10::str("to_tensor: ",
                                     hidden.bytes.size(),
@@ -46,11 +49,11 @@ at::Tensor to_tensor(const HiddenStates& hidden, at::ScalarType dtype, at::Devic
                                     to_string(hidden.dtype)));
   }
   std::memcpy(host.mutable_data_ptr(), hidden.bytes.data(), hidden.bytes.size());
-  return host.to(at::TensorOptions(device).dtype(dtype));
+  return to_device(host, device).to(dtype);
 }
 
 HiddenStates to_wire(const at::Tensor& hidden_states) {
-  const at::Tensor host = hidden_states.to(at::kCPU).contiguous();
+  const at::Tensor host = hidden_states.contiguous();
   HiddenStates hidden{from_scalar_type(host.scalar_type()), host.size(0), host.size(1), {}};
   hidden.bytes.assign(static_cast<const char*>(host.const_data_ptr()), host.nbytes());
   return hidden;

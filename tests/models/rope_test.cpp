@@ -48,7 +48,7 @@ TEST(Rope, RotatesEachPairByPositionTimesFrequency) {
   at::manual_seed(0);
   const RotaryFrequencies frequencies = rope_frequencies({.rope_theta = 100.0}, 4);
   EXPECT_TRUE(at::allclose(frequencies.inv_freq, at::tensor({1.0F, 0.1F})));
-  const at::Tensor at_positions = positions({{0, 2, 0}, {2, 1, 7}});
+  const at::Tensor at_positions = positions({{0, 2, 0}, {2, 1, 7}}, at::kCPU);
   EXPECT_TRUE(at::equal(at_positions, at::tensor({0, 1, 7}, at::kLong)));
 
   const RotaryEmbedding rotary = rotary_embedding(at_positions, frequencies, at::kFloat);
@@ -67,7 +67,7 @@ TEST(Rope, RotatesEachPairByPositionTimesFrequency) {
 TEST(Rope, AnglesAreFloat32WhateverTheDtype) {
   // In bf16 neither the position nor the product could be told from its neighbours.
   const RotaryFrequencies frequencies = rope_frequencies({}, 64);
-  const at::Tensor at_positions = positions({{0, 2, 8190}});
+  const at::Tensor at_positions = positions({{0, 2, 8190}}, at::kCPU);
   const RotaryEmbedding rounded = rotary_embedding(at_positions, frequencies, at::kBFloat16);
   const RotaryEmbedding exact = rotary_embedding(at_positions, frequencies, at::kFloat);
   EXPECT_EQ(rounded.cos.scalar_type(), at::kBFloat16);
@@ -77,7 +77,7 @@ TEST(Rope, AnglesAreFloat32WhateverTheDtype) {
 
 TEST(Rope, ScalesCosineAndSineBeforeTheyAreRounded) {
   RotaryFrequencies frequencies = rope_frequencies({}, 64);
-  const at::Tensor at_positions = positions({{0, 40, 3}});
+  const at::Tensor at_positions = positions({{0, 40, 3}}, at::kCPU);
   const RotaryEmbedding plain = rotary_embedding(at_positions, frequencies, at::kFloat);
   frequencies.attention_scaling = 1.1386;
   const RotaryEmbedding scaled = rotary_embedding(at_positions, frequencies, at::kBFloat16);
@@ -95,7 +95,7 @@ TEST(Rope, RotatesTheFirstPartOfEachHeadAndPassesTheRestOn) {
       ASSERT_EQ(frequencies.inv_freq.sizes(), (at::IntArrayRef{dim / 2}));
       EXPECT_TRUE(at::equal(frequencies.inv_freq, rope_frequencies({}, dim).inv_freq));
 
-      const RotaryEmbedding rotary = rotary_embedding(positions({{0, 5, 9}}), frequencies, dtype);
+      const RotaryEmbedding rotary = rotary_embedding(positions({{0, 5, 9}}, at::kCPU), frequencies, dtype);
       const at::Tensor states = at::randn({5, 3, kHeadDim}).to(dtype);
       const at::Tensor part = apply_rotary_pos_emb(states.narrow(2, 0, dim).clone(), rotary);
       const at::Tensor expected = at::cat({part, states.narrow(2, dim, kHeadDim - dim)}, 2);
