@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import shapes
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TQDM_DISABLE", "1")
@@ -48,76 +50,23 @@ def tokenizer_of_size(size: int) -> dict:
     return tokenizer
 
 
-def random_model(name: str, make_config) -> Path:
-    """Random bfloat16 weights in a shape; no token ends an answer."""
+def random_model(name: str, config) -> Path:
+    """With a tokenizer."""
 
     def make(folder: Path):
-        import torch
-        from transformers import AutoModelForCausalLM, GenerationConfig
-
-        torch.manual_seed(0)
-        config = make_config()
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        model.generation_config = GenerationConfig()
-        model.save_pretrained(folder)
-        write_json(folder / "tokenizer.json", tokenizer_of_size(config.vocab_size))
+        shapes.save_random(config(), folder)
+        vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        write_json(folder / "tokenizer.json", tokenizer_of_size(vocab_size))
 
     return make_once(name, make)
 
 
-NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-
-
 def qwen2_shape() -> Path:
-    """The shape of Qwen2 0.5B."""
-
-    def config():
-        from transformers import Qwen2Config
-
-        return Qwen2Config(
-            vocab_size=151936,
-            hidden_size=896,
-            intermediate_size=4864,
-            num_hidden_layers=24,
-            num_attention_heads=14,
-            num_key_value_heads=2,
-            max_position_embeddings=4096,
-            rms_norm_eps=1e-6,
-            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
-            tie_word_embeddings=True,
-            **NO_SPECIAL_TOKENS,
-        )
-
-    return random_model("bench-qwen2-0.5b", config)
+    return random_model("bench-qwen2-0.5b", shapes.qwen2)
 
 
 def qwen3_6_shape() -> Path:
-    """Qwen3.6 made small: gated delta-net layers, full attention every fourth, experts in each."""
-
-    def config():
-        from transformers import Qwen3_5MoeTextConfig
-
-        return Qwen3_5MoeTextConfig(
-            vocab_size=151936,
-            hidden_size=1024,
-            num_hidden_layers=12,
-            num_attention_heads=8,
-            num_key_value_heads=2,
-            head_dim=128,
-            linear_num_key_heads=8,
-            linear_num_value_heads=16,
-            linear_key_head_dim=128,
-            linear_value_head_dim=128,
-            num_experts=64,
-            num_experts_per_tok=8,
-            moe_intermediate_size=256,
-            shared_expert_intermediate_size=256,
-            max_position_embeddings=32768,
-            tie_word_embeddings=True,
-            **NO_SPECIAL_TOKENS,
-        )
-
-    return random_model("bench-qwen3.6", config)
+    return random_model("bench-qwen3.6", shapes.qwen3_6)
 
 
 def smollm2_without_eos() -> Path:

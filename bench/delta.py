@@ -1,7 +1,7 @@
 """The gated delta rule on a CPU: ours beside the functions of transformers, prefill beside decode.
 
 8 key and 16 value heads of 128 in bfloat16, as a small Qwen3.6 has. Ours is an operation of torch here
-(delta_ops.cpp), so all run in this process, on the same threads, and take turns. A step is timed twice: with
+(tests/gpu/model_ops.cpp), so all run in this process, on the same threads, and take turns. A step is timed twice: with
 its state still in the caches from the step before, and with a state that comes from memory, as when the other
 layers of a model have had their turn in between. A short and a long prefill show that a token costs the same at any
 length.
@@ -10,7 +10,6 @@ length.
 import argparse
 import os
 import statistics
-import subprocess
 import time
 from pathlib import Path
 
@@ -97,20 +96,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4096, help=f"of the prompt, at least {STEPS}")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--library", type=Path, help="a libdelta_ops.so that is built already")
     parser.add_argument("--out", type=Path, default=common.ROOT / "build/bench")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if not options.library:
-        subprocess.run([common.ROOT / "scripts/build", "release", "delta_ops"], check=True)
-        options.library = common.ROOT / "build/release/libdelta_ops.so"
     where = common.machine()
     print(f"{options.tokens} tokens, bfloat16, {options.threads} threads, {options.rounds} rounds")
     print(common.describe(where), flush=True)
 
     import torch
 
-    torch.ops.load_library(options.library)
+    torch.ops.load_library(common.ROOT / "build/release/libmodel_ops.so")
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rounds = measure(options.tokens, options.rounds)

@@ -36,6 +36,11 @@ target_compile_options(
             -Werror
             -fpch-preprocess
             -ffile-prefix-map=${CMAKE_SOURCE_DIR}=.>)
+# models/ goes into a shared library, too (tests/gpu). Not CMake's own setting, which gives executables -fPIE: they share the
+# precompiled header of the libraries.
+target_compile_options(
+  meshnet_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fPIC -fno-semantic-interposition>
+                            $<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-fPIC>)
 if(MESHNET_SANITIZE)
   # GCC's flow warnings misjudge instrumented coroutines and std::regex; the builds without sanitizers keep them.
   target_compile_options(

@@ -198,7 +198,8 @@ at::Tensor ModelSlice::embed(const at::Tensor& input_ids) const {
                                        largest.item<int64_t>()));
     }
   }
-  const at::Tensor embedded = at::embedding(embed_tokens_, to_device(input_ids, embed_tokens_.device()));
+  const at::Tensor embedded =
+      at::embedding(embed_tokens_, to_device(input_ids, embed_tokens_.device()));
   if (embed_scale_ == 1.0) return embedded;
   // As in transformers the factor is rounded to the compute dtype first.
   return embedded * at::scalar_tensor(embed_scale_, embed_tokens_.options());

@@ -95,7 +95,8 @@ TEST(Rope, RotatesTheFirstPartOfEachHeadAndPassesTheRestOn) {
       ASSERT_EQ(frequencies.inv_freq.sizes(), (at::IntArrayRef{dim / 2}));
       EXPECT_TRUE(at::equal(frequencies.inv_freq, rope_frequencies({}, dim).inv_freq));
 
-      const RotaryEmbedding rotary = rotary_embedding(positions({{0, 5, 9}}, at::kCPU), frequencies, dtype);
+      const RotaryEmbedding rotary =
+          rotary_embedding(positions({{0, 5, 9}}, at::kCPU), frequencies, dtype);
       const at::Tensor states = at::randn({5, 3, kHeadDim}).to(dtype);
       const at::Tensor part = apply_rotary_pos_emb(states.narrow(2, 0, dim).clone(), rotary);
       const at::Tensor expected = at::cat({part, states.narrow(2, dim, kHeadDim - dim)}, 2);
