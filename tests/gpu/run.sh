@@ -37,6 +37,7 @@ cmake "${configure[@]}" >"$OUT.log" 2>&1 || { cat "$OUT.log" && exit 1; }
 cmake --build "$OUT/build" --parallel
 echo "built in $SECONDS s"
 
+export TQDM_DISABLE=1
 export MESHNET_MODEL_OPS=$OUT/build/libmodel_ops.so
 [[ -d $OUT/tiny ]] && export MESHNET_TINY_MODELS=$OUT/tiny
 SECONDS=0
